@@ -1,0 +1,38 @@
+# Set-up is a plain virtual environment in .venv; every other target sets it up first if it is not there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+BENCH_READY := $(VENV)/.bench-ready
+
+.PHONY: setup demo test lint types bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/digits.py
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check platform tests examples
+	$(BIN)/ruff format --check platform tests examples
+
+types: $(READY)
+	$(BIN)/mypy
+
+$(BENCH_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
+	touch $@
+
+bench: $(BENCH_READY)
+	$(BIN)/python -m tests.benchmarks
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,144 @@
+"""What is in a checkpoint, under the keys that this field's users know, and how a run takes it up again."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Protocol
+
+from paceline.checkpoint.writer import copy_to_cpu
+from paceline.errors import MisconfigurationError
+from paceline.metrics import Metrics
+from paceline.progress import FitProgress
+from paceline.seed import random_state
+from paceline.strategies.base import Strategy
+
+VERSION = "0.1.0"
+# The format of the keys is that of this Lightning version, whose loader asks for it.
+LIGHTNING_VERSION = "2.6.0"
+OWN_KEY = "paceline"
+
+
+class Stateful(Protocol):
+    """The parts of a run that a checkpoint holds."""
+
+    run_key: str
+    seed: int
+    module: Any
+    datamodule: Any
+    callbacks: list[Any]
+    optimizers: list[Any]
+    scheduler_configs: list[Any]
+    progress: FitProgress
+    metrics: Metrics
+    strategy: Strategy
+    items_per_step: int
+    stop_requested: bool
+    resumed_random_state: dict[str, Any] | None
+    """To be set when the first batch is read, after everything that may draw random numbers before it."""
+
+    def announce(self, hook: str, checkpoint: dict[str, Any]) -> None:
+        """Let callbacks and module change the checkpoint."""
+
+
+def capture(run: Stateful, weights_only: bool = False) -> dict[str, Any]:
+    """The state of a run, copied to the CPU: training may go on at once. All workers have to call it.
+
+    Args:
+        run: whose state.
+        weights_only: leave out everything that only training needs.
+
+    Returns:
+        The checkpoint on rank 0; on the other workers an empty dict.
+    """
+    checkpoint: dict[str, Any] = {
+        "epoch": run.progress.current_epoch,
+        "global_step": run.progress.global_step,
+        "pytorch-lightning_version": LIGHTNING_VERSION,
+        "state_dict": run.module.state_dict(),
+        "hparams_name": "kwargs",
+        "hyper_parameters": dict(run.module.hparams),
+        OWN_KEY: {"version": VERSION, "run": run.run_key},
+    }
+    if run.datamodule is not None:
+        checkpoint["datamodule_hyper_parameters"] = dict(run.datamodule.hparams)
+        if state := run.datamodule.state_dict():
+            checkpoint[type(run.datamodule).__qualname__] = state
+    if not weights_only:
+        checkpoint |= {
+            "loops": {"fit_loop": run.progress.state_dict()},
+            "callbacks": {c.state_key: state for c in run.callbacks if (state := c.state_dict())},
+            "optimizer_states": [optimizer.state_dict() for optimizer in run.optimizers],
+            "lr_schedulers": [config.scheduler.state_dict() for config in run.scheduler_configs],
+        }
+        workers = run.strategy.gather_objects({"random": random_state(), "metrics": run.metrics.state_dict()})
+        checkpoint[OWN_KEY] |= {
+            "seed": run.seed,
+            "workers": workers,
+            "position": run.progress.batch.current.processed * run.items_per_step,
+            "values": dict(run.metrics.values.callback),
+            "fresh": sorted(run.metrics.values.fresh),
+            "stop_requested": run.stop_requested,
+        }
+    run.announce("on_save_checkpoint", checkpoint)
+    return copy_to_cpu(checkpoint) if run.strategy.is_global_zero else {}
+
+
+def restore_weights(run: Stateful, checkpoint: dict[str, Any]) -> None:
+    """Load the module's weights and the data module's state."""
+    run.announce("on_load_checkpoint", checkpoint)
+    run.module.load_state_dict(checkpoint["state_dict"])
+    if run.datamodule is not None:
+        state = checkpoint.get(type(run.datamodule).__qualname__)
+        if state is not None:
+            run.datamodule.load_state_dict(state)
+
+
+def restore_callbacks(run: Stateful, checkpoint: dict[str, Any]) -> None:
+    """Give each callback its state; warn of states that nobody takes."""
+    states = checkpoint.get("callbacks", {})
+    for callback in run.callbacks:
+        if callback.state_key in states:
+            callback.load_state_dict(states[callback.state_key])
+    absent = sorted(set(states) - {callback.state_key for callback in run.callbacks})
+    if absent:
+        warnings.warn(f"The checkpoint has the state of callbacks that are not there now: {absent}.", stacklevel=2)
+
+
+def restore_training(run: Stateful, checkpoint: dict[str, Any], same_run: bool) -> None:
+    """Go on with optimizers, schedulers, counters, metrics and random numbers as they were.
+
+    Args:
+        run: the run that goes on.
+        checkpoint: where from.
+        same_run: True after a worker's death: a stop that was requested stays requested.
+
+    Raises:
+        MisconfigurationError: the checkpoint has only weights, or fits other optimizers.
+    """
+    if "optimizer_states" not in checkpoint:
+        raise MisconfigurationError(
+            "This checkpoint holds weights only: training cannot go on from it. Load it with "
+            f"`{type(run.module).__name__}.load_from_checkpoint(path)` and start a new fit."
+        )
+    for kind, owners, states in (
+        ("optimizers", run.optimizers, checkpoint["optimizer_states"]),
+        ("schedulers", [config.scheduler for config in run.scheduler_configs], checkpoint["lr_schedulers"]),
+    ):
+        if len(owners) != len(states):
+            raise MisconfigurationError(f"The checkpoint has {len(states)} {kind}, this run has {len(owners)}.")
+        for owner, state in zip(owners, states, strict=True):
+            owner.load_state_dict(state)
+    run.progress.load_state_dict(checkpoint["loops"]["fit_loop"])
+    # A file written in the hooks at a batch's end counts that batch as done.
+    for counts in (run.progress.batch.total, run.progress.batch.current):
+        counts.completed = counts.ready = counts.started = counts.processed
+    own = checkpoint.get(OWN_KEY, {})
+    if "workers" in own:
+        run.stop_requested = same_run and own["stop_requested"]
+        run.metrics.values.callback.update(own["values"])
+        run.metrics.values.fresh.update(own["fresh"])
+        placement = run.strategy.placement
+        if len(own["workers"]) == placement.world_size:
+            mine = own["workers"][placement.global_rank]
+            run.metrics.load_state_dict(mine["metrics"])
+            run.resumed_random_state = mine["random"]

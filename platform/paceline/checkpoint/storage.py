@@ -1,0 +1,137 @@
+"""Checkpoint files: written whole or not at all, on local disks and fsspec's storages; loaded without trust."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import io
+import os
+import pathlib
+import pickle
+import uuid
+import zipfile
+from typing import Any
+
+import fsspec
+import torch
+
+from paceline.errors import CheckpointError
+
+TEMPORARY = ".tmp-"
+
+# What may stand in a checkpoint besides tensors and plain Python values, with no code of the user's run to load it.
+_SAFE_TYPES: list[Any] = [
+    pathlib.PosixPath,
+    pathlib.WindowsPath,
+    pathlib.PurePosixPath,
+    pathlib.PureWindowsPath,
+    datetime.datetime,
+    datetime.date,
+    datetime.timedelta,
+    datetime.timezone,
+    collections.deque,
+    collections.defaultdict,
+]
+
+
+def save(checkpoint: dict[str, Any], path: str) -> None:
+    """Write a checkpoint so that nobody ever sees half of it.
+
+    On a local disk it is written under a temporary name, flushed to the disk and moved into place; elsewhere it is
+    put in one piece, which is how object stores make a file visible.
+
+    Raises:
+        OSError: it could not be written; what was at `path` before is still there.
+    """
+    filesystem, inner = fsspec.core.url_to_fs(path)
+    filesystem.makedirs(os.path.dirname(inner), exist_ok=True)
+    if not _is_local(filesystem):
+        buffer = io.BytesIO()
+        torch.save(checkpoint, buffer)
+        filesystem.pipe_file(inner, buffer.getvalue())
+        return
+    temporary = f"{inner}{TEMPORARY}{uuid.uuid4().hex[:8]}"
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, inner)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+
+
+def load(path: str, map_location: Any = "cpu", trusted: bool = False) -> dict[str, Any]:
+    """Read a checkpoint.
+
+    Args:
+        path: path or URL.
+        map_location: where tensors go.
+        trusted: True also loads pickled classes, which can run any code: only for files of your own.
+
+    Raises:
+        FileNotFoundError: there is none.
+        CheckpointError: it is damaged, or holds classes that are only loaded when trusted.
+    """
+    filesystem, inner = fsspec.core.url_to_fs(os.fspath(path))
+    if not filesystem.exists(inner):
+        raise FileNotFoundError(f"There is no checkpoint at {path}.")
+    try:
+        with filesystem.open(inner, "rb") as file, torch.serialization.safe_globals(_SAFE_TYPES):
+            checkpoint: dict[str, Any] = torch.load(file, map_location=map_location, weights_only=not trusted)
+    except (RuntimeError, EOFError, zipfile.BadZipFile, OSError) as error:
+        raise CheckpointError(f"The checkpoint {path} is damaged: {error}") from error
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"The checkpoint {path} is damaged, or holds classes of its own that are not loaded without trust: {error}"
+        ) from error
+    return checkpoint
+
+
+def copy(path: str, target: str) -> None:
+    """Give a complete file a second name, whose earlier file is replaced in one step.
+
+    On a local disk both names share the bytes; removing one leaves the other.
+    """
+    filesystem, inner = fsspec.core.url_to_fs(path)
+    _, inner_target = fsspec.core.url_to_fs(target)
+    if not _is_local(filesystem):
+        filesystem.copy(inner, inner_target)
+        return
+    temporary = f"{inner_target}{TEMPORARY}{uuid.uuid4().hex[:8]}"
+    os.link(inner, temporary)
+    os.replace(temporary, inner_target)
+
+
+def exists(path: str) -> bool:
+    """Whether there is a file or folder."""
+    filesystem, inner = fsspec.core.url_to_fs(path)
+    return bool(filesystem.exists(inner))
+
+
+def remove(path: str) -> None:
+    """Delete a file or a folder if it is there."""
+    filesystem, inner = fsspec.core.url_to_fs(path)
+    if filesystem.exists(inner):
+        filesystem.rm(inner, recursive=filesystem.isdir(inner))
+
+
+def find(pattern: str) -> list[str]:
+    """Complete checkpoint files matching a glob pattern, the newest first."""
+    filesystem, inner = fsspec.core.url_to_fs(pattern)
+    scheme = pattern.split("://", 1)[0] + "://" if "://" in pattern else ""
+    files = [file for file in filesystem.glob(inner) if TEMPORARY not in os.path.basename(file)]
+    return [scheme + file for file in sorted(files, key=lambda file: _time(filesystem, file), reverse=True)]
+
+
+def _is_local(filesystem: Any) -> bool:
+    return "file" in filesystem.protocol
+
+
+def _time(filesystem: Any, path: str) -> float:
+    try:
+        return float(filesystem.modified(path).timestamp())
+    except (NotImplementedError, FileNotFoundError):
+        return 0.0

@@ -1,0 +1,71 @@
+"""Writing behind: checkpoints reach storage from a thread of their own while training goes on."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from paceline.checkpoint import storage
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time, in the order in which they were captured."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._pending: Future[None] | None = None
+
+    def write(self, checkpoint: dict[str, Any], path: str, then: Callable[[], None] | None = None) -> None:
+        """Begin to write; `checkpoint` must not change any more.
+
+        Waits until the one before is on storage, so that no more than two copies of the state are in memory.
+
+        Args:
+            checkpoint: what `checkpoint.state.capture` gave.
+            path: path or URL.
+            then: called once the file is complete, to remove what it replaces.
+
+        Raises:
+            OSError: the one before could not be written.
+        """
+        self.wait()
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="paceline-checkpoint")
+        self._pending = self._pool.submit(_write, checkpoint, path, then)
+
+    def wait(self) -> None:
+        """Wait until everything is on storage, and raise what went wrong."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Wait, and end the thread."""
+        try:
+            self.wait()
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown()
+                self._pool = None
+
+
+def _write(checkpoint: dict[str, Any], path: str, then: Callable[[], None] | None) -> None:
+    storage.save(checkpoint, path)
+    if then is not None:
+        then()
+
+
+def copy_to_cpu(tree: Any) -> Any:
+    """A copy that training cannot change: tensors are cloned to the CPU, containers made anew."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().to("cpu", copy=True)
+    if type(tree) in (dict, OrderedDict):
+        return type(tree)((key, copy_to_cpu(value)) for key, value in tree.items())
+    if type(tree) in (list, tuple):
+        return type(tree)(copy_to_cpu(value) for value in tree)
+    return copy.deepcopy(tree)

@@ -1,0 +1,120 @@
+"""The session actor: the meeting point of a driver and its workers, on the driver's node."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from typing import Any
+
+import ray
+
+from paceline.loggers.recorder import Recorder
+
+
+class Session:
+    """Takes up what workers show, tell and record; hands down the request to stop.
+
+    It imports little and computes nothing, so it is ready at once and never late.
+    """
+
+    def __init__(self) -> None:
+        self._signum = 0
+        self._changed = asyncio.Event()
+        self._news: list[str | dict[str, Any]] = []
+        self._recorders: dict[str, Recorder] = {}
+
+    async def begin(self) -> None:
+        """A new entry point: no stop is asked for, and values may be recorded at any step."""
+        self._signum = 0
+        self._changed.set()
+        self._changed = asyncio.Event()
+        for recorder in self._recorders.values():
+            recorder.forget()
+
+    async def ask_to_stop(self, signum: int) -> None:
+        """Let the workers know of a signal."""
+        self._signum = signum
+        self._changed.set()
+
+    async def stop_signal(self, known: int, timeout_s: float) -> int:
+        """The signal that asks the run to end; answers when it differs from `known`, or after a while."""
+        if self._signum == known:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), timeout_s)
+        return self._signum
+
+    async def show(self, progress: dict[str, Any]) -> None:
+        """Keep progress for the driver; it takes the place of what it outdates."""
+        if self._news and isinstance(self._news[-1], dict) and not self._news[-1]["is_over"]:
+            self._news.pop()
+        self._news.append(progress)
+
+    async def tell(self, text: str) -> None:
+        """Keep lines for the driver."""
+        self._news.append(text)
+
+    async def put(self, spool: str, record: dict[str, Any]) -> None:
+        """Write a logger's record to its spool, which is on this machine."""
+        if spool not in self._recorders:
+            self._recorders[spool] = Recorder(spool)
+        self._recorders[spool].put(record)
+
+    async def news(self) -> list[str | dict[str, Any]]:
+        """What workers have shown and told since the last call, in order."""
+        news, self._news = self._news, []
+        return news
+
+    async def flush(self) -> None:
+        """Everything taken so far is in its spool when this returns."""
+        for recorder in self._recorders.values():
+            recorder.flush(timeout_s=10.0)
+
+
+class SessionLink:
+    """A worker's side of the session: its link to the driver.
+
+    A thread of its own waits for the request to stop, so that looking at it costs the loop nothing.
+    """
+
+    _WAIT_S = 30.0
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._signum = 0
+        threading.Thread(target=self._watch, name="paceline-stop", daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            try:
+                self._signum = ray.get(self._session.stop_signal.remote(self._signum, self._WAIT_S))
+            except Exception:  # the session is over, and with it this process
+                return
+
+    def stop_signal(self) -> int:
+        """The signal that asks the run to end."""
+        return self._signum
+
+    def begin(self) -> None:
+        """A new run: what stopped the one before is past."""
+        self._signum = 0
+
+    def show(self, progress: dict[str, Any]) -> None:
+        """Send it up."""
+        self._session.show.remote(progress)
+
+    def tell(self, text: str) -> None:
+        """Send it up."""
+        self._session.tell.remote(text)
+
+
+class SessionSink:
+    """Where a worker's logger sends its records: to the session, which writes them to the logger's spool."""
+
+    def __init__(self, session: Any, spool: str) -> None:
+        self._session = session
+        self._spool = spool
+
+    def put(self, record: dict[str, Any]) -> None:
+        """Send it up."""
+        self._session.put.remote(self._spool, record)

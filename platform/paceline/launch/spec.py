@@ -1,0 +1,90 @@
+"""RunSpec and RunResult: all that goes to the workers of a run, and all that comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.callbacks.callback import Callback
+from paceline.config import TrainerConfig
+from paceline.loggers.logger import Logger
+from paceline.module import Module
+from paceline.strategies.accelerators import Accelerator
+from paceline.strategies.base import Strategy
+
+
+@dataclass
+class RunSpec:
+    """One entry point's run, as the driver wants it.
+
+    Attributes:
+        fn: "fit", "validate", "test" or "predict".
+        trainer_class: makes the trainer that hooks see in a worker; never the driver's object.
+        loaders: given training loader, and given evaluation loaders; None where data module or module has them.
+        num_workers: workers on all nodes together.
+        run_key: names the run in checkpoints and loggers.
+        log_dir: folder or URL of the run's files.
+        restart_dir: folder or URL of the run's restart checkpoints.
+        checkpoint: the state that an earlier fit of this trainer ended with, to go on from.
+        ckpt_path: a checkpoint to go on from.
+        attempt: how often this run was restarted after a worker's death.
+        return_predictions: whether predictions come back.
+    """
+
+    fn: str
+    trainer_class: Any
+    config: TrainerConfig
+    module: Module
+    datamodule: Any
+    train_loader: Any
+    eval_loaders: Any
+    callbacks: list[Callback]
+    loggers: list[Logger]
+    strategy: Strategy
+    accelerator: Accelerator
+    num_workers: int
+    num_nodes: int
+    run_key: str
+    seed: int
+    log_dir: str
+    restart_dir: str
+    checkpoint: dict[str, Any] | None = None
+    ckpt_path: str | None = None
+    attempt: int = 0
+    return_predictions: bool = True
+
+
+@dataclass
+class RunResult:
+    """What a run has come to; plain data and tensors on the CPU.
+
+    Attributes:
+        checkpoint: the whole state at the end: weights, optimizers, counters, callbacks' states.
+        metrics: the newest values under the trainer's three headings.
+        results: of validate and test: a dict of values per loader.
+        predictions: of predict: from a worker its own, per loader, each with its place in the data; from a launcher
+            all of them, per loader, in the order of the data.
+        stopped_by: the signal that ended the run early; 0 for none.
+        attempts: how often the run was started.
+    """
+
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+    metrics: Any = None
+    results: list[dict[str, float]] = field(default_factory=list)
+    predictions: Any = None
+    stopped_by: int = 0
+    attempts: int = 1
+
+    def give_back(self, spec: RunSpec) -> None:
+        """Put what workers elsewhere have come to into the driver's own module, data module and callbacks."""
+        if not self.checkpoint:
+            return
+        spec.module.load_state_dict(self.checkpoint["state_dict"])
+        states = self.checkpoint.get("callbacks", {})
+        for callback in spec.callbacks:
+            if callback.state_key in states:
+                callback.load_state_dict(states[callback.state_key])
+        if spec.datamodule is not None:
+            state = self.checkpoint.get(type(spec.datamodule).__qualname__)
+            if state is not None:
+                spec.datamodule.load_state_dict(state)

@@ -1,0 +1,63 @@
+"""Logger: where a run's values, hyperparameters and files go."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+
+class Sink(Protocol):
+    """Takes records on their way to a logger's store."""
+
+    def put(self, record: dict[str, Any]) -> None:
+        """Take one record; never blocks, never raises."""
+
+
+class Logger(ABC):
+    """Records runs. On several workers it lives on the driver; rank 0 has a copy that hands on what it is given.
+
+    Attributes:
+        spool: the folder on the driver's machine where records wait to be sent; None for loggers that write at once.
+    """
+
+    spool: str | None = None
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The experiment: a run's files go to `<default_root_dir>/<name>/<version>`."""
+
+    @property
+    @abstractmethod
+    def version(self) -> str:
+        """The run."""
+
+    @abstractmethod
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Record one row of values."""
+
+    @abstractmethod
+    def log_hyperparams(self, params: Mapping[str, Any]) -> None:
+        """Record hyperparameters; mappings in it may be nested."""
+
+    def log_artifact(self, path: str, name: str | None = None) -> None:
+        """Keep a file or folder with the run, in its folder `name`."""
+
+    def log_module(self, path: str) -> None:
+        """Keep a trained module with the run; see `MLflowLogger.log_module`."""
+
+    def save(self) -> None:
+        """Bring everything taken so far on its way."""
+
+    def finalize(self, status: Literal["finished", "failed", "killed"]) -> None:
+        """The run has ended so."""
+
+    def start(self, run_key: str, spool_root: str) -> None:
+        """On the driver, before each entry point: get ready to record the run of this key."""
+
+    def attach(self, sink: Sink) -> None:
+        """In a worker: where records go from here."""
+
+    def close(self, timeout_s: float) -> None:
+        """On the driver, at the end: wait at most so long for what is not sent yet."""

@@ -1,0 +1,110 @@
+"""The loop of validation and test: every sample once, whatever the number of workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.data.feed import Feed
+from paceline.errors import StopRun
+from paceline.loops.run import Run
+from paceline.loops.steps import step_call, transfer_call
+from paceline.metrics import EpochValue
+
+
+class EvaluationLoop:
+    """Runs a stage's loaders one after the other.
+
+    Workers may have unequal numbers of batches, so they do not wait for each other before the end of the pass.
+
+    Args:
+        run: the parts of this run.
+        stage: "validation" or "test".
+        feeds: one for each loader.
+        inside_fit: training goes on afterwards; a signal is then looked at by the fit loop.
+    """
+
+    def __init__(self, run: Run, stage: str, feeds: list[Feed], inside_fit: bool) -> None:
+        self._run = run
+        self._stage = stage
+        self.feeds = feeds
+        self._inside_fit = inside_fit
+        self._step = step_call(getattr(run.module, f"{stage}_step"))
+        self._transfer = transfer_call(run)
+
+    def run(self, limit: float = math.inf) -> list[dict[str, float]]:
+        """One pass over the loaders.
+
+        Args:
+            limit: batches of each loader.
+
+        Returns:
+            For each loader a dict with the values logged for it; those logged for the pass as a whole are in each.
+        """
+        run, stage, hooks, metrics = self._run, self._stage, self._run.hooks, self._run.metrics
+        with evaluating(run.module, inference=not self._inside_fit):
+            hooks.call(f"on_{stage}_start")
+            hooks.call(f"on_{stage}_epoch_start")
+            for index, feed in enumerate(self.feeds):
+                self._run_loader(index, feed, limit)
+            metrics.dataloader_idx = None
+            values = metrics.reduce_epoch(stage)
+            hooks.call_logging(f"on_{stage}_epoch_end")
+            values += metrics.reduce_epoch(stage)
+            hooks.call_reading(f"on_{stage}_epoch_end")
+            if run.state.stage != "sanity_check":
+                run.log_epoch(values)
+            hooks.call(f"on_{stage}_end")
+        return self._results(values)
+
+    def _run_loader(self, index: int, feed: Feed, limit: float) -> None:
+        run, stage, metrics = self._run, self._stage, self._run.metrics
+        batch_start, batch_end = run.hooks[f"on_{stage}_batch_start"], run.hooks[f"on_{stage}_batch_end"]
+        metrics.dataloader_idx = index if len(self.feeds) > 1 else None
+        for own_idx, batch in enumerate(feed.epoch(0)):
+            if feed.index_in_data(own_idx) >= limit:
+                break
+            if self._transfer is not None:
+                batch = self._transfer(batch, index)
+            metrics.begin_batch(f"on_{stage}_batch_start", batch)
+            for hook in batch_start:
+                hook(batch, own_idx, index)
+            metrics.hook = f"{stage}_step"
+            output = self._step(batch, own_idx, index)
+            metrics.hook = f"on_{stage}_batch_end"
+            for hook in batch_end:
+                hook(output, batch, own_idx, index)
+            if run.state.stage != "sanity_check":
+                run.log_row(metrics.step_row(stage))
+            if not self._inside_fit and (signum := run.link.stop_signal()):
+                raise StopRun(signum)
+
+    def _results(self, values: list[EpochValue]) -> list[dict[str, float]]:
+        several = len(self.feeds) > 1
+        return [
+            {v.name: v.value for v in values if not several or v.loader in (None, index)}
+            for index in range(len(self.feeds))
+        ]
+
+
+@contextmanager
+def evaluating(module: nn.Module, inference: bool) -> Iterator[None]:
+    """No gradients, and every submodule in evaluation mode; afterwards each is back in the mode it was in.
+
+    Args:
+        module: the module.
+        inference: tensors made inside will never take part in training, which is a little faster.
+    """
+    modes: list[tuple[Any, bool]] = [(submodule, submodule.training) for submodule in module.modules()]
+    module.eval()
+    try:
+        with torch.inference_mode() if inference else torch.no_grad():
+            yield
+    finally:
+        for submodule, training in modes:
+            submodule.training = training

@@ -1,0 +1,126 @@
+"""What `configure_optimizers` may return, made into optimizers and scheduler configurations."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from paceline.errors import MisconfigurationError, nearest
+
+_FORMS = (
+    "Return an optimizer, a list of optimizers, two lists (optimizers and schedulers), a dict with `optimizer` and "
+    "maybe `lr_scheduler`, a list of such dicts, or None."
+)
+
+
+@dataclass
+class SchedulerConfig:
+    """How one learning-rate scheduler is stepped.
+
+    Attributes:
+        scheduler: has `step` and `state_dict`.
+        interval: "epoch", or "step" for optimizer steps.
+        frequency: step it every so many intervals.
+        monitor: the logged name that a scheduler on a plateau looks at.
+        strict: whether a missing monitor is an error; else it is a warning.
+        name: what a learning-rate monitor calls it.
+    """
+
+    scheduler: Any
+    interval: str = "epoch"
+    frequency: int = 1
+    monitor: str | None = None
+    strict: bool = True
+    name: str | None = None
+
+    @property
+    def on_plateau(self) -> bool:
+        """Whether stepping it needs a metric."""
+        return isinstance(self.scheduler, ReduceLROnPlateau)
+
+
+def parse_optimizers(returned: Any) -> tuple[list[Optimizer], list[SchedulerConfig]]:
+    """Optimizers and schedulers from what `configure_optimizers` returned.
+
+    Raises:
+        MisconfigurationError: it is none of the forms that are understood.
+    """
+    optimizers, schedulers = _forms(returned)
+    wrong = next((o for o in optimizers if not isinstance(o, Optimizer)), None)
+    if wrong is not None:
+        raise MisconfigurationError(f"`configure_optimizers` gave a {type(wrong).__name__} as optimizer. {_FORMS}")
+    if returned is None:
+        warnings.warn("`configure_optimizers` returned None: the weights are not optimized.", stacklevel=2)
+    configs = [_scheduler(one) for one in schedulers]
+    for config in configs:
+        owner = getattr(config.scheduler, "optimizer", None)
+        if owner is not None and owner not in optimizers:
+            raise MisconfigurationError(
+                f"`configure_optimizers` returned a {type(config.scheduler).__name__} of an optimizer that it did not "
+                "return."
+            )
+    return optimizers, configs
+
+
+def _forms(returned: Any) -> tuple[list[Any], list[Any]]:
+    if returned is None:
+        return [], []
+    if isinstance(returned, Optimizer):
+        return [returned], []
+    if isinstance(returned, Mapping):
+        return _from_dicts([returned])
+    if isinstance(returned, list | tuple):
+        if len(returned) == 2 and isinstance(returned[0], list | tuple) and isinstance(returned[1], list | tuple):
+            return list(returned[0]), list(returned[1])
+        if returned and all(isinstance(one, Mapping) for one in returned):
+            return _from_dicts(list(returned))
+        return list(returned), []
+    raise MisconfigurationError(f"`configure_optimizers` returned a {type(returned).__name__}. {_FORMS}")
+
+
+def _from_dicts(dicts: list[Any]) -> tuple[list[Any], list[Any]]:
+    allowed = ("optimizer", "lr_scheduler")
+    for one in dicts:
+        for key in one:
+            if key not in allowed:
+                raise MisconfigurationError(
+                    f"`configure_optimizers` returned a dict with the unknown key `{key}`.{nearest(str(key), allowed)} "
+                    f"Allowed: {', '.join(allowed)}."
+                )
+        if "optimizer" not in one:
+            raise MisconfigurationError(f"`configure_optimizers` returned a dict without `optimizer`. {_FORMS}")
+    schedulers = [one["lr_scheduler"] for one in dicts if one.get("lr_scheduler") is not None]
+    return [one["optimizer"] for one in dicts], schedulers
+
+
+def _scheduler(given: Any) -> SchedulerConfig:
+    if isinstance(given, Mapping):
+        known = [field.name for field in fields(SchedulerConfig)]
+        for key in given:
+            if key not in known:
+                raise MisconfigurationError(
+                    f"A scheduler's configuration has the unknown key `{key}`.{nearest(str(key), known)} "
+                    f"Allowed: {', '.join(known)}."
+                )
+        if "scheduler" not in given:
+            raise MisconfigurationError("A scheduler's configuration needs the key `scheduler`.")
+        config = SchedulerConfig(**given)
+    else:
+        config = SchedulerConfig(given)
+    if config.interval not in ("epoch", "step"):
+        raise MisconfigurationError(f'A scheduler\'s interval is "epoch" or "step", not {config.interval!r}.')
+    if type(config.frequency) is not int or config.frequency < 1:
+        raise MisconfigurationError(f"A scheduler's frequency is an int of at least 1, not {config.frequency!r}.")
+    if not hasattr(config.scheduler, "step"):
+        raise MisconfigurationError(f"A {type(config.scheduler).__name__} is no scheduler: it has no `step`.")
+    if config.on_plateau and config.monitor is None:
+        raise MisconfigurationError(
+            "ReduceLROnPlateau needs to know what to look at: return "
+            '{"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}.'
+        )
+    return config

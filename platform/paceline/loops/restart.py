@@ -1,0 +1,57 @@
+"""The rolling restart checkpoint: what a run goes on from after a worker died or a signal came."""
+
+from __future__ import annotations
+
+import time
+
+from paceline.checkpoint import storage
+from paceline.loops.run import Run
+
+KEPT = 2
+_SHORTEST_S = 10.0
+# A checkpoint that holds the loop up for t seconds is taken at most every 50 t seconds: under 2 % of the run.
+_LARGEST_SHARE = 1 / 50
+
+
+class RestartCheckpoints:
+    """Writes a run's newest state to a folder of its own, and keeps the last two files.
+
+    Args:
+        run: whose state.
+        folder: path or URL.
+        every_n_steps: optimizer steps between two; None goes by time.
+    """
+
+    def __init__(self, run: Run, folder: str, every_n_steps: int | None) -> None:
+        self._run = run
+        self._folder = folder
+        self._every_n_steps = every_n_steps
+        self._saved_at_batch = run.progress.batch.total.processed
+        self._saved_at_step = run.progress.global_step
+        self._pause_s = _SHORTEST_S
+        self._next_s = time.monotonic() + self._pause_s
+
+    def due_by_steps(self) -> bool:
+        """Whether enough steps were taken; the same on all workers."""
+        n = self._every_n_steps
+        step = self._run.progress.global_step
+        return n is not None and step != self._saved_at_step and step % n == 0
+
+    def due_by_time(self) -> bool:
+        """Whether enough time has passed on this worker."""
+        return self._every_n_steps is None and time.monotonic() >= self._next_s
+
+    def save(self) -> None:
+        """Save the state as it is. All workers have to call it."""
+        batches = self._run.progress.batch.total.processed
+        if batches == self._saved_at_batch:
+            return
+        begin = time.monotonic()
+        self._saved_at_batch, self._saved_at_step = batches, self._run.progress.global_step
+        self._run.save_checkpoint(f"{self._folder}/batch={batches:09d}.ckpt", then=self._remove_old)
+        self._pause_s = max(_SHORTEST_S, (time.monotonic() - begin) / _LARGEST_SHARE)
+        self._next_s = time.monotonic() + self._pause_s
+
+    def _remove_old(self) -> None:
+        for path in storage.find(f"{self._folder}/*.ckpt")[KEPT:]:
+            storage.remove(path)

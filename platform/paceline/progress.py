@@ -1,0 +1,127 @@
+"""Counters of a fit that a checkpoint keeps, in the shape that this field's checkpoints have."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class Counts:
+    """How often something was made ready, begun, processed and completed with all its hooks."""
+
+    ready: int = 0
+    started: int = 0
+    processed: int = 0
+    completed: int = 0
+
+
+@dataclass
+class Tally:
+    """Counts over the whole run (`total`) and since the epoch began (`current`)."""
+
+    total: Counts = field(default_factory=Counts)
+    current: Counts = field(default_factory=Counts)
+
+    def ready(self) -> None:
+        """One more is about to begin."""
+        self.total.ready += 1
+        self.current.ready += 1
+
+    def started(self) -> None:
+        """One more has begun: its start hooks have run."""
+        self.total.started += 1
+        self.current.started += 1
+
+    def processed(self) -> None:
+        """One more did its work; its end hooks have yet to run."""
+        self.total.processed += 1
+        self.current.processed += 1
+
+    def completed(self) -> None:
+        """One more is over, end hooks included."""
+        self.total.completed += 1
+        self.current.completed += 1
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over the counts of a checkpoint; those it lacks stay 0."""
+        for name in ("total", "current"):
+            known = {key: int(state[name].get(key, 0)) for key in asdict(Counts())}
+            setattr(self, name, Counts(**known))
+
+
+@dataclass
+class FitProgress:
+    """Where a fit stands.
+
+    Attributes:
+        epoch: training epochs.
+        batch: training batches; `current` counts within the epoch.
+        optimizer: steps of all optimizers.
+        scheduler: steps of all learning-rate schedulers.
+        stepped_batches: batches after which an optimizer stepped: the x axis of logged values.
+        validated_at: total batches when the last validation ran; -1 before the first.
+    """
+
+    epoch: Tally = field(default_factory=Tally)
+    batch: Tally = field(default_factory=Tally)
+    optimizer: Tally = field(default_factory=Tally)
+    scheduler: Tally = field(default_factory=Tally)
+    stepped_batches: int = 0
+    validated_at: int = -1
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps taken, never reset."""
+        return self.optimizer.total.completed
+
+    @property
+    def current_epoch(self) -> int:
+        """Epochs completed, which is the index of the one that runs."""
+        return self.epoch.total.completed
+
+    def begin_epoch(self) -> None:
+        """A new epoch: everything counted within an epoch starts at 0."""
+        for tally in (self.batch, self.optimizer, self.scheduler):
+            tally.current = Counts()
+        self.epoch.ready()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts under the keys of a Lightning checkpoint's `loops/fit_loop`."""
+        return {
+            "state_dict": {},
+            "epoch_loop.state_dict": {
+                "_batches_that_stepped": self.stepped_batches,
+                "validated_at": self.validated_at,
+            },
+            "epoch_loop.batch_progress": asdict(self.batch),
+            "epoch_loop.scheduler_progress": asdict(self.scheduler),
+            "epoch_loop.automatic_optimization.state_dict": {},
+            "epoch_loop.automatic_optimization.optim_progress": {"optimizer": {"step": asdict(self.optimizer)}},
+            "epoch_progress": asdict(self.epoch),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the counts of a checkpoint."""
+        self.epoch.load(state["epoch_progress"])
+        self.batch.load(state["epoch_loop.batch_progress"])
+        self.scheduler.load(state["epoch_loop.scheduler_progress"])
+        self.optimizer.load(state["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"])
+        inner = state["epoch_loop.state_dict"]
+        self.stepped_batches = int(inner.get("_batches_that_stepped", 0))
+        self.validated_at = int(inner.get("validated_at", -1))
+
+
+@dataclass
+class RunState:
+    """What a trainer is doing.
+
+    Attributes:
+        fn: the entry point: "fit", "validate", "test" or "predict"; None before the first.
+        status: "initializing", "running", "finished" or "interrupted".
+        stage: "train", "sanity_check", "validate", "test" or "predict"; None outside a loop.
+    """
+
+    fn: str | None = None
+    status: str = "initializing"
+    stage: str | None = None

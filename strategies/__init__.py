@@ -1,0 +1,8 @@
+"""How a module runs on one device or on many."""
+
+from paceline.strategies.accelerators import Accelerator
+from paceline.strategies.base import Strategy
+from paceline.strategies.ddp import DDPStrategy
+from paceline.strategies.single_device import SingleDeviceStrategy
+
+__all__ = ["Accelerator", "DDPStrategy", "SingleDeviceStrategy", "Strategy"]
