@@ -62,7 +62,7 @@ class _Entry:
     sync_step: bool
     sync_epoch: bool
     loader: int | None
-    options: tuple[Any, ...]
+    options: tuple[Any, ...] | None  # as `log` got them; None when the entry comes from a checkpoint
     newest: Any = None  # logged since the last row
     unread: bool = False  # ... and not yet among the shown values
     total: Tensor | None = None
@@ -168,7 +168,6 @@ class Metrics:
         self._enabled = enabled
         self._entries: dict[tuple[str, str, int | None], _Entry] = {}
         self._values = Values()
-        self._resumed: dict[str, dict[str, Any]] = {}
         self._batch: Any = None
         self._batch_size: int | None = None
         self.hook = ""
@@ -211,12 +210,8 @@ class Metrics:
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = self._new_entry(name, loader, options)
-            if resumed := self._resumed.pop(_text(key), None):
-                entry.total, entry.weight, entry.values = (
-                    resumed["total"],
-                    resumed["weight"],
-                    resumed["values"],
-                )
+        elif entry.options is None:
+            entry.options = options
         elif entry.options != options:
             raise MisconfigurationError(
                 f"`log({name!r})` in `{self.hook}` was called with other arguments before. One name has one meaning: "
@@ -370,21 +365,43 @@ class Metrics:
         self._entries.clear()
         self._values = Values()
 
-    def state_dict(self) -> dict[str, Any]:
-        """This worker's part of the training epoch so far."""
-        return {
-            _text(key): {
-                "total": entry.total.cpu().clone() if entry.total is not None else None,
-                "weight": entry.weight,
-                "values": [value.cpu() for value in entry.values],
-            }
-            for key, entry in self._entries.items()
-            if entry.stage == "training" and entry.on_epoch and entry.source is None
-        }
+    def state_dict(self) -> list[dict[str, Any]]:
+        """This worker's part of the training epoch so far.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`: taken up by each name when it is next logged."""
-        self._resumed = dict(state)
+        A value with a reduction function of the user's own is left out, for code is not kept in checkpoints; so is a
+        metric object, which is part of the module.
+        """
+        return [
+            {"key": list(key), **{name: getattr(entry, name) for name in _KEPT}, "total": _on_cpu(entry.total)}
+            for key, entry in self._entries.items()
+            if entry.stage == "training" and entry.total is not None
+        ]
+
+    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        """Go on from `state_dict`."""
+        for kept in state:
+            hook, name, loader = kept["key"]
+            fields = {field: kept[field] for field in (*_KEPT, "total")}
+            self._entries[hook, name, loader] = _Entry(**fields, options=None)
+
+
+_KEPT = (
+    "stage",
+    "name",
+    "on_step",
+    "on_epoch",
+    "reduce",
+    "prog_bar",
+    "logger",
+    "sync_step",
+    "sync_epoch",
+    "loader",
+    "weight",
+)
+
+
+def _on_cpu(tensor: Tensor | None) -> Tensor | None:
+    return tensor.cpu().clone() if tensor is not None else None
 
 
 @dataclass(slots=True)

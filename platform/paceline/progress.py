@@ -61,6 +61,7 @@ class FitProgress:
         scheduler: steps of all learning-rate schedulers.
         stepped_batches: batches after which an optimizer stepped: the x axis of logged values.
         validated_at: total batches when the last validation ran; -1 before the first.
+        gathered: batches whose gradients wait for the optimizer step of their group.
     """
 
     epoch: Tally = field(default_factory=Tally)
@@ -69,6 +70,7 @@ class FitProgress:
     scheduler: Tally = field(default_factory=Tally)
     stepped_batches: int = 0
     validated_at: int = -1
+    gathered: int = 0
 
     @property
     def global_step(self) -> int:
@@ -93,6 +95,7 @@ class FitProgress:
             "epoch_loop.state_dict": {
                 "_batches_that_stepped": self.stepped_batches,
                 "validated_at": self.validated_at,
+                "gathered": self.gathered,
             },
             "epoch_loop.batch_progress": asdict(self.batch),
             "epoch_loop.scheduler_progress": asdict(self.scheduler),
@@ -110,6 +113,7 @@ class FitProgress:
         inner = state["epoch_loop.state_dict"]
         self.stepped_batches = int(inner.get("_batches_that_stepped", 0))
         self.validated_at = int(inner.get("validated_at", -1))
+        self.gathered = int(inner.get("gathered", 0))
 
 
 @dataclass

@@ -45,7 +45,7 @@ def log_hyperparameters(loggers: list[Logger], config: TrainerConfig, module: Mo
     Raises:
         MisconfigurationError: module and data module have one with different values under the same name.
     """
-    of_module, of_data = module.hparams_initial, datamodule.hparams_initial if datamodule is not None else {}
+    of_module, of_data = module.hparams, datamodule.hparams if datamodule is not None else {}
     clashing = [name for name in of_module if name in of_data and not _equal(of_module[name], of_data[name])]
     if clashing:
         raise MisconfigurationError(

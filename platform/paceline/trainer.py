@@ -24,7 +24,7 @@ from paceline.module import Module
 from paceline.progress import FitProgress
 from paceline.run_view import RunView
 from paceline.seed import current_seed
-from paceline.strategies.accelerators import find_accelerator
+from paceline.strategies.accelerators import Accelerator, find_accelerator
 from paceline.strategies.registry import make_strategy
 
 _UNSENT_TIMEOUT_S = 30.0
@@ -37,6 +37,10 @@ class Trainer(RunView):
     All arguments are keyword arguments, declared in `paceline.config.TrainerConfig`. An argument that is not given
     takes its default from the environment, as in `PACELINE_TRAINER_MAX_EPOCHS=3`, if it is set there.
 
+    Attributes:
+        accelerator: the kind of devices.
+        cluster_address: of the Ray cluster; None for this machine.
+
     Raises:
         MisconfigurationError: an argument is unknown or its value not allowed; the message says what is.
 
@@ -48,21 +52,17 @@ class Trainer(RunView):
 
     def __init__(self, **arguments: Any) -> None:
         config = make_config(arguments)
-        self._accelerator = find_accelerator(config.accelerator, anywhere=_cluster_address(config) is not None)
-        workers = self._count_workers(config)
+        address = config.address or os.environ.get("RAY_ADDRESS") or None
+        accelerator = find_accelerator(config.accelerator, anywhere=address is not None)
+        workers = _count_workers(config, accelerator)
         strategy = make_strategy(config.strategy, workers)
         super().__init__(config, with_defaults(config), recording.make_loggers(config.logger), strategy, workers)
+        self.accelerator = accelerator
+        self.cluster_address = address
         self._arguments = arguments
         self._launcher: Launcher | None = None
         self._run_key = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
         self._checkpoint: dict[str, Any] | None = None
-
-    def _count_workers(self, config: TrainerConfig) -> int:
-        if isinstance(config.devices, tuple):
-            return len(config.devices)
-        if config.devices in ("auto", -1):
-            return max(self._accelerator.count(), 1)
-        return int(config.devices)
 
     # -- entry points ---------------------------------------------------------------------------------------------
 
@@ -258,7 +258,7 @@ class Trainer(RunView):
             callbacks=self.callbacks,
             loggers=self.loggers,
             strategy=self._strategy,
-            accelerator=self._accelerator,
+            accelerator=self.accelerator,
             num_workers=self._num_workers,
             num_nodes=1,
             run_key=self._run_key,
@@ -274,7 +274,7 @@ class Trainer(RunView):
         return self._launch(spec)
 
     def _launch(self, spec: RunSpec) -> RunResult:
-        self._launcher = choose_launcher(self._launcher, self._num_workers, _cluster_address(self.config))
+        self._launcher = choose_launcher(self._launcher, self._num_workers, self.cluster_address)
         status: recording.Status = "failed"
         try:
             result = self._launcher.launch(spec, self)
@@ -313,5 +313,7 @@ def _sort_out(dataloaders: Any, datamodule: Any) -> tuple[Any, Any]:
     return (None, dataloaders) if isinstance(dataloaders, DataModule) else (dataloaders, datamodule)
 
 
-def _cluster_address(config: TrainerConfig) -> str | None:
-    return config.address or os.environ.get("RAY_ADDRESS") or None
+def _count_workers(config: TrainerConfig, accelerator: Accelerator) -> int:
+    if isinstance(config.devices, tuple):
+        return len(config.devices)
+    return max(accelerator.count(), 1) if config.devices in ("auto", -1) else int(config.devices)

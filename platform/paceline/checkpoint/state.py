@@ -70,7 +70,8 @@ def capture(run: Stateful, weights_only: bool = False) -> dict[str, Any]:
             "optimizer_states": [optimizer.state_dict() for optimizer in run.optimizers],
             "lr_schedulers": [config.scheduler.state_dict() for config in run.scheduler_configs],
         }
-        workers = run.strategy.gather_objects({"random": random_state(), "metrics": run.metrics.state_dict()})
+        mine = {"random": random_state(), "metrics": run.metrics.state_dict(), "gradients": _gathered_gradients(run)}
+        workers = run.strategy.gather_objects(mine)
         checkpoint[OWN_KEY] |= {
             "seed": run.seed,
             "workers": workers,
@@ -141,4 +142,15 @@ def restore_training(run: Stateful, checkpoint: dict[str, Any], same_run: bool) 
         if len(own["workers"]) == placement.world_size:
             mine = own["workers"][placement.global_rank]
             run.metrics.load_state_dict(mine["metrics"])
+            for parameter, gradient in zip(run.module.parameters(), mine["gradients"], strict=False):
+                parameter.grad = gradient.to(parameter.device) if gradient is not None else None
             run.resumed_random_state = mine["random"]
+        else:
+            run.progress.gathered = 0  # gradients of an unfinished group are each worker's own
+
+
+def _gathered_gradients(run: Stateful) -> list[Any]:
+    """This worker's gradients in the middle of an accumulation group, which the next batches add to; else nothing."""
+    if not run.progress.gathered:
+        return []
+    return [copy_to_cpu(p.grad) if p.grad is not None else None for p in run.module.parameters()]

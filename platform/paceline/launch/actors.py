@@ -47,6 +47,7 @@ class ActorLauncher:
                     if spec.attempt >= spec.config.max_failures:
                         raise
                     spec = _next_attempt(spec, death, display)
+                    continue
                 except BaseException:
                     groups.discard(group)
                     raise

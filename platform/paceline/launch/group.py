@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import pickle
+import sys
 import time
 import traceback
 import warnings
@@ -16,7 +17,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from paceline.errors import MisconfigurationError, WorkerDiedError
-from paceline.launch.session import Session, SessionLink, SessionSink
+from paceline.launch.session import Session, SessionLink, SessionSink, see_modules_of
 
 if TYPE_CHECKING:
     from paceline.callbacks.progress_bar import Display
@@ -47,8 +48,9 @@ class Worker:
         self._link: SessionLink | None = None
         self._placement: Placement | None = None
 
-    def where(self) -> tuple[str, str]:
-        """Id and address of the node; answers when what a run needs is imported."""
+    def where(self, path: list[str]) -> tuple[str, str]:
+        """Id and address of the node; answers when what a run needs is imported. `path` is the driver's."""
+        see_modules_of(path)
         import paceline.launch.worker  # noqa: F401
 
         context = ray.get_runtime_context()
@@ -154,7 +156,7 @@ class WorkerGroup:
             for index in range(num_workers)
         ]
         self._workers = workers
-        places = ray.get([worker.where.remote() for worker in workers])
+        places = ray.get([worker.where.remote(sys.path) for worker in workers])
         nodes = list(dict.fromkeys(node for node, _ in places))
         order = sorted(range(num_workers), key=lambda index: nodes.index(places[index][0]))
         workers = [workers[index] for index in order]
@@ -235,7 +237,7 @@ class WorkerGroup:
 def _ship(spec: RunSpec) -> Any:
     try:
         return ray.put(spec)
-    except TypeError as error:
+    except Exception as error:
         for name in ("module", "datamodule", "train_loader", "eval_loaders", "callbacks", "loggers", "config"):
             try:
                 ray.cloudpickle.dumps(getattr(spec, name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from contextlib import suppress
 from typing import Any
@@ -10,6 +11,15 @@ from typing import Any
 import ray
 
 from paceline.loggers.recorder import Recorder
+
+
+def see_modules_of(path: list[str]) -> None:
+    """Let this process find the modules that the driver finds, where both see the same disk.
+
+    A class is sent by the name of its module; one next to the script, or in a folder that the script added to
+    `sys.path`, would not be found otherwise.
+    """
+    sys.path.extend(entry for entry in path if entry not in sys.path)
 
 
 class Session:

@@ -41,23 +41,23 @@ class Logger(ABC):
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Record hyperparameters; mappings in it may be nested."""
 
-    def log_artifact(self, path: str, name: str | None = None) -> None:
+    def log_artifact(self, path: str, name: str | None = None) -> None:  # noqa: B027
         """Keep a file or folder with the run, in its folder `name`."""
 
-    def log_module(self, path: str) -> None:
+    def log_module(self, path: str) -> None:  # noqa: B027
         """Keep a trained module with the run; see `MLflowLogger.log_module`."""
 
-    def save(self) -> None:
+    def save(self) -> None:  # noqa: B027
         """Bring everything taken so far on its way."""
 
-    def finalize(self, status: Literal["finished", "failed", "killed"]) -> None:
+    def finalize(self, status: Literal["finished", "failed", "killed"]) -> None:  # noqa: B027
         """The run has ended so."""
 
-    def start(self, run_key: str, spool_root: str) -> None:
+    def start(self, run_key: str, spool_root: str) -> None:  # noqa: B027
         """On the driver, before each entry point: get ready to record the run of this key."""
 
-    def attach(self, sink: Sink) -> None:
+    def attach(self, sink: Sink) -> None:  # noqa: B027
         """In a worker: where records go from here."""
 
-    def close(self, timeout_s: float) -> None:
+    def close(self, timeout_s: float) -> None:  # noqa: B027
         """On the driver, at the end: wait at most so long for what is not sent yet."""

@@ -93,7 +93,8 @@ class FitLoop:
             self.train_batch(batch, batch_idx)
             if self.validation_due:
                 self.validate()
-            self._consensus.after_batch()
+            if self._ends_group(batch_idx):
+                self._consensus.after_batch()
             if self._skip_rest or self.stopping or self.progress.global_step >= self.max_steps:
                 break
         if self.validation_due:
@@ -116,7 +117,7 @@ class FitLoop:
 
         steps_before = self.progress.global_step
         is_last = self.feed.is_last
-        steps = is_last or (batch_idx + 1) % self._group == 0
+        steps = self._ends_group(batch_idx)
         output = self._optimization.run(batch, batch_idx, self.group_size(batch_idx), steps)
         stepped = self.progress.global_step > steps_before
         if stepped:
@@ -134,6 +135,9 @@ class FitLoop:
         count.completed()
         if stepped and self._log_every and self.progress.stepped_batches % self._log_every == 0:
             self.run_parts.log_row(self._metrics.step_row("training"))
+
+    def _ends_group(self, batch_idx: int) -> bool:
+        return self.feed.is_last or (batch_idx + 1) % self._group == 0
 
     def group_size(self, batch_idx: int) -> int:
         """How many batches make the optimizer step that this batch takes part in: fewer at an epoch's end."""

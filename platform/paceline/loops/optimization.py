@@ -41,7 +41,6 @@ class Optimization:
         self._before_backward = run.hooks["on_before_backward"]
         self._after_backward = run.hooks["on_after_backward"]
         self._before_step = run.hooks["on_before_optimizer_step"]
-        self._gathered = 0
 
     def run(self, batch: Any, batch_idx: int, group: int, steps: bool) -> Any:
         """One batch: its gradients are added to those of its group, and the last of a group steps.
@@ -57,7 +56,7 @@ class Optimization:
         """
         if steps:
             output = self._forward_backward(batch, batch_idx, group)
-            if self._gathered:
+            if self._progress.gathered:
                 self._step(group)
         else:
             with self._strategy.no_sync():
@@ -70,12 +69,12 @@ class Optimization:
         loss = self._loss_of(output)
         if loss is None or self._optimizer is None:
             return output
-        if not self._gathered:
+        if not self._progress.gathered:
             for hook in self._before_zero_grad:
                 self._metrics.hook = "on_before_zero_grad"
                 hook(self._optimizer)
             self._optimizer.zero_grad()
-        self._gathered += 1
+        self._progress.gathered += 1
         if group > 1:
             loss = loss / group
         for hook in self._before_backward:
@@ -90,14 +89,14 @@ class Optimization:
     def _step(self, group: int) -> None:
         optimizer = self._optimizer
         assert optimizer is not None
-        if self._gathered != group:
+        if self._progress.gathered != group:
             # A group that turned out shorter than it was said to be, since its loader's length was not known.
-            scale = group / self._gathered
+            scale = group / self._progress.gathered
             for parameters in optimizer.param_groups:
                 for parameter in parameters["params"]:
                     if parameter.grad is not None:
                         parameter.grad.mul_(scale)
-        self._gathered = 0
+        self._progress.gathered = 0
         for hook in self._before_step:
             self._metrics.hook = "on_before_optimizer_step"
             hook(optimizer)
