@@ -64,7 +64,7 @@ def _clip_value(value: Any) -> Any:
     if value is None:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"`gradient_clip_val={value!r}` must be a number, or None for no clipping.")
+        raise ArgumentTypeError(f"`gradient_clip_val={value!r}` must be a number, or None for no clipping.")
     if not value >= 0:
         raise ValueError(f"`gradient_clip_val={value!r}` must not be negative; None or 0 does not clip.")
     return float(value)
@@ -150,6 +150,9 @@ class TrainerConfig(BaseModel):
     restart_every_n_steps: Annotated[int | None, _at_least("restart_every_n_steps", 1, "")] = Field(
         None, description="Optimizer steps between restart checkpoints; None: by time, under 2 % of the run."
     )
+    trusted_checkpoints: bool = Field(
+        False, description="Load checkpoints that hold pickled classes, which can run any code: only for your own."
+    )
     address: str | None = Field(
         None, description='Address of a Ray cluster, or "auto"; RAY_ADDRESS by default, else a Ray of this machine.'
     )
@@ -186,7 +189,9 @@ def make_config(arguments: Mapping[str, Any]) -> TrainerConfig:
     try:
         return TrainerConfig(**{**_from_environment(), **arguments})
     except ValidationError as error:
-        raise MisconfigurationError("\n".join(map(_sentence, error.errors()))) from None
+        text = "\n".join(map(_sentence, error.errors()))
+        is_type = any(isinstance(one.get("ctx", {}).get("error"), TypeError) for one in error.errors())
+        raise (ArgumentTypeError if is_type else MisconfigurationError)(text) from None
 
 
 def _from_environment() -> dict[str, Any]:

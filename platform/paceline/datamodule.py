@@ -49,6 +49,12 @@ class DataModule(HasHyperParameters):
     def on_exception(self, exception: BaseException) -> None:
         """The run ends with this exception."""
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Change the checkpoint before it is written."""
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Look at, or change, a checkpoint before it is loaded."""
+
     def state_dict(self) -> dict[str, Any]:
         """What checkpoints keep of this object."""
         return {}

@@ -65,6 +65,8 @@ ORDER: dict[str, tuple[str, ...]] = {
 # Called where the thing happens, not at a fixed place.
 ANYTIME = ("on_exception", "on_save_checkpoint", "on_load_checkpoint")
 
+DATAMODULE_HOOKS = ("setup", "teardown", *ANYTIME)
+
 _OWN = (  # the module's or data module's work, not announcements: callbacks have no hook of these names
     "prepare_data",
     "configure_model",
@@ -140,8 +142,8 @@ class Hooks:
                 for callback in callbacks
                 if overridden(callback, name)
             ]
-            # setup and teardown begin with the data module: what it prepares is there for everybody else.
-            owners = [o for o in (datamodule,) if o is not None and name in ("setup", "teardown", "on_exception")]
+            # The data module has few of these hooks. It comes first: what it prepares is there for everybody else.
+            owners = [o for o in (datamodule,) if o is not None and name in DATAMODULE_HOOKS]
             self._calls[name] = (
                 *(getattr(owner, name) for owner in owners if overridden(owner, name)),
                 *(call for last, call in of_callbacks if not last),

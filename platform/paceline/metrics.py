@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -144,6 +144,15 @@ class Values:
     fresh: set[str] = field(default_factory=set)
     """Names whose epoch value came since the last training epoch's end: what schedulers on a plateau wait for."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What checkpoints keep."""
+        return {**asdict(self), "fresh": sorted(self.fresh)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        self.callback, self.logged, self.progress_bar = state["callback"], state["logged"], state["progress_bar"]
+        self.fresh = set(state["fresh"])
+
     def take(self, name: str, value: float, logger: bool, prog_bar: bool) -> None:
         """Show `value` as the newest of `name`."""
         self.callback[name] = value
@@ -220,7 +229,7 @@ class Metrics:
         if rank_zero_only and not self._is_global_zero:
             return
         if isinstance(value, Tensor):
-            value = value.detach()
+            value = value.detach().clone()  # the user may change it in place
             if value.ndim:
                 value = _scalar(name, value)
         elif hasattr(value, "compute") and hasattr(value, "reset"):
@@ -313,10 +322,14 @@ class Metrics:
             entry.newest = None
         return {e.step_name: shown[e.step_name] for e in entries if e.logger}
 
-    def reduce_epoch(self, stage: str) -> list[EpochValue]:
-        """Reduce what `stage` has logged per epoch since the last call over all workers, and start anew.
+    def reduce_epoch(self, stage: str, is_over: bool = True) -> list[EpochValue]:
+        """Reduce what `stage` has logged per epoch since the last call over all workers.
 
         Every worker has to call it; a name that only some have logged is reduced over those.
+
+        Args:
+            stage: "training", "validation" or "test".
+            is_over: start anew; False for an epoch that a later fit may go on with.
         """
         entries = {
             _text(key): entry for key, entry in self._entries.items() if entry.stage == stage and entry.has_epoch_value
@@ -341,8 +354,9 @@ class Metrics:
             self._values.callback[share.name] = value
             self._values.fresh |= {share.epoch_name, share.name}
             results.append(EpochValue(share.epoch_name, value, share.logger, share.loader))
-        for entry in entries.values():
-            entry.clear()
+        if is_over:
+            for entry in entries.values():
+                entry.clear()
         return results
 
     @property

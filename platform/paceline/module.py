@@ -350,6 +350,7 @@ class Module(HasHyperParameters, nn.Module):
                 f"{cls.__name__} cannot be built from {checkpoint_path}: {error}. Pass what is missing as "
                 "`load_from_checkpoint(path, name=value)`, or call `self.save_hyperparameters()` in its constructor."
             ) from error
+        module.configure_model()
         module.on_load_checkpoint(checkpoint)
         module.load_state_dict(checkpoint["state_dict"], strict=strict)
         return module

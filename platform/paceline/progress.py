@@ -61,6 +61,7 @@ class FitProgress:
         scheduler: steps of all learning-rate schedulers.
         stepped_batches: batches after which an optimizer stepped: the x axis of logged values.
         validated_at: total batches when the last validation ran; -1 before the first.
+        evaluated_batches: validation or test batches so far: the x axis of what is logged per step there.
         gathered: batches whose gradients wait for the optimizer step of their group.
     """
 
@@ -70,6 +71,7 @@ class FitProgress:
     scheduler: Tally = field(default_factory=Tally)
     stepped_batches: int = 0
     validated_at: int = -1
+    evaluated_batches: int = 0
     gathered: int = 0
 
     @property
@@ -95,6 +97,7 @@ class FitProgress:
             "epoch_loop.state_dict": {
                 "_batches_that_stepped": self.stepped_batches,
                 "validated_at": self.validated_at,
+                "evaluated_batches": self.evaluated_batches,
                 "gathered": self.gathered,
             },
             "epoch_loop.batch_progress": asdict(self.batch),
@@ -113,6 +116,7 @@ class FitProgress:
         inner = state["epoch_loop.state_dict"]
         self.stepped_batches = int(inner.get("_batches_that_stepped", 0))
         self.validated_at = int(inner.get("validated_at", -1))
+        self.evaluated_batches = int(inner.get("evaluated_batches", 0))
         self.gathered = int(inner.get("gathered", 0))
 
 

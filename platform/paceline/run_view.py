@@ -99,6 +99,12 @@ class RunView:
         return f"{self.default_root_dir}/.paceline/restart/{experiment}"
 
     @property
+    def _checkpoint_folders(self) -> str:
+        """A pattern of the folders where runs of this experiment keep checkpoints."""
+        run = f"{self.logger.name}/*/" if self.logger is not None else ""
+        return f"{self.default_root_dir}/{run}checkpoints"
+
+    @property
     def _spool_root(self) -> str:
         # On a local disk, wherever the rest goes: what is not sent yet must not depend on a network.
         root = self.default_root_dir if "://" not in self.default_root_dir else os.getcwd()
@@ -139,12 +145,15 @@ class RunView:
     @property
     def should_stop(self) -> bool:
         """Whether somebody asked training to stop; set it in a hook to ask."""
-        return self._live_run is not None and self._live_run.stop_requested
+        return self._live_run is not None and bool(self._live_run.stop_requests)
 
     @should_stop.setter
     def should_stop(self, value: bool) -> None:
         if self._live_run is not None:
-            self._live_run.stop_requested = value
+            if value:
+                self._live_run.stop_requests.add("user")
+            else:
+                self._live_run.stop_requests.clear()
 
     @property
     def is_last_batch(self) -> bool:

@@ -240,9 +240,10 @@ class Trainer(RunView):
         verify(fn, module, datamodule, train_loader, eval_loaders)
         self.callbacks = with_module_callbacks(self.callbacks, module)
         if ckpt_path is not None:
-            ckpt_path = resolve(ckpt_path, fn, self.checkpoint_callbacks, self._restart_root)
+            ckpt_path = resolve(ckpt_path, fn, self.checkpoint_callbacks, self._restart_root, self._checkpoint_folders)
             if ckpt_path is not None and fn == "fit":
-                self._run_key = storage.load(ckpt_path).get(OWN_KEY, {}).get("run", self._run_key)
+                checkpoint = storage.load(ckpt_path, trusted=self.config.trusted_checkpoints)
+                self._run_key = checkpoint.get(OWN_KEY, {}).get("run", self._run_key)
         self._ckpt_path = ckpt_path
         self.datamodule = datamodule
         for logger in self.loggers:

@@ -17,7 +17,7 @@ def local_ray() -> Iterator[Any]:
     from paceline.launch import group
 
     assert "RAY_ADDRESS" not in os.environ
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="warning")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="warning")
     yield ray
     group.close()
     ray.shutdown()

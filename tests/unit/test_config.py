@@ -3,13 +3,13 @@
 import math
 
 import pytest
+from tests.unit.models import Rows
 
 from paceline import Callback, Trainer
 from paceline.callbacks import EarlyStopping, ModelCheckpoint, ModelSummary, TQDMProgressBar
 from paceline.config import TrainerConfig
 from paceline.errors import MisconfigurationError
 from paceline.strategies import DDPStrategy
-from tests.unit.models import Rows
 
 
 class Plain(Callback):

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from tests.unit.models import indexed, quiet_trainer
 
 from paceline import Callback, DataModule, Module
 from paceline.hooks import ANYTIME, ORDER, overridden
-from tests.unit.models import indexed, quiet_trainer
 
 STEP = (
     "module.on_before_batch_transfer",

@@ -123,12 +123,12 @@ class EarlyStopping(Callback):
         reason = self.judge(values[self.monitor])
         if reason:
             self.stopped_epoch = trainer.current_epoch
-            trainer.should_stop = True
+            trainer.run.stop_requests.add(self.state_key)
             trainer.run.tell(f"EarlyStopping: {reason}")
         elif self.stopping_reason:
             # It asked before, was not allowed to yet, and the value has recovered since.
             self.stopped_epoch = 0
-            trainer.should_stop = False
+            trainer.run.stop_requests.discard(self.state_key)
         self.stopping_reason = reason
 
     def judge(self, value: float) -> str:

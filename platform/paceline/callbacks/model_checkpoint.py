@@ -71,6 +71,9 @@ class ModelCheckpoint(Callback):
             raise MisconfigurationError(
                 f"`ModelCheckpoint(save_top_k={save_top_k})` keeps the best files: say by which `monitor`."
             )
+        for name, every in (("every_n_epochs", every_n_epochs), ("every_n_train_steps", every_n_train_steps)):
+            if every is not None and (type(every) is not int or every < 0):
+                raise MisconfigurationError(f"`ModelCheckpoint({name}={every!r})`: use an int of at least 0.")
         if every_n_epochs is not None and every_n_train_steps is not None:
             raise MisconfigurationError(
                 "`ModelCheckpoint` goes by `every_n_epochs` or `every_n_train_steps`, not both."
@@ -188,7 +191,7 @@ class ModelCheckpoint(Callback):
             if keep and self.save_last:
                 storage.copy(path, last)
             for old in removed or []:
-                if old != path:
+                if old != path and old.startswith(f"{self._folder}/"):
                     storage.remove(old)
 
         trainer.run.save_checkpoint(path, self.save_weights_only, then=tidy)
@@ -213,7 +216,7 @@ class ModelCheckpoint(Callback):
 
     def _make_room(self, score: float | None) -> list[str] | None:
         """Files that the new one takes the place of; None when the new one is not kept."""
-        if self.save_top_k == 0 or (score is not None and math.isnan(score)):
+        if self.save_top_k == 0 or (self.save_top_k != -1 and score is not None and math.isnan(score)):
             return None
         if score is None:
             removed = list(self.best_k_models) if self.save_top_k == 1 else []
@@ -233,9 +236,11 @@ class ModelCheckpoint(Callback):
         if score is None:
             self.best_model_path = path
         else:
-            # Of equal ones the first is the best.
-            self.best_model_path = min(self.best_k_models, key=lambda p: self._badness(self.best_k_models[p]))
-            self.best_model_score = self.best_k_models[self.best_model_path]
+            numbers = {path: score for path, score in self.best_k_models.items() if not math.isnan(score)}
+            if numbers:
+                # Of equal ones the first is the best.
+                self.best_model_path = min(numbers, key=lambda path: self._badness(numbers[path]))
+                self.best_model_score = numbers[self.best_model_path]
 
     def _badness(self, score: float) -> float:
         return score if self.mode == "min" else -score
@@ -250,7 +255,7 @@ class ModelCheckpoint(Callback):
         stem = f"{self._folder}/{self.format_name(values)}"
         path, version = f"{stem}.ckpt", 0
         # After a restart the files of the attempt before are written again, by the same name.
-        while trainer.run.attempt == 0 and path not in self.best_k_models and storage.exists(path):
+        while path in self.best_k_models or (trainer.run.attempt == 0 and storage.exists(path)):
             version += 1
             path = f"{stem}-v{version}.ckpt"
         return str(trainer.strategy.broadcast_object(path))

@@ -11,7 +11,13 @@ from paceline.checkpoint import storage
 from paceline.errors import CheckpointError, MisconfigurationError
 
 
-def resolve(ckpt_path: str | os.PathLike[str], fn: str, callbacks: Sequence[Any], restart_root: str) -> str | None:
+def resolve(
+    ckpt_path: str | os.PathLike[str],
+    fn: str,
+    callbacks: Sequence[Any],
+    restart_root: str,
+    checkpoint_folders: str,
+) -> str | None:
     """The path or URL that `ckpt_path` means.
 
     Args:
@@ -20,6 +26,8 @@ def resolve(ckpt_path: str | os.PathLike[str], fn: str, callbacks: Sequence[Any]
         fn: the entry point; a missing "last" is a fresh start in "fit" and an error elsewhere.
         callbacks: the trainer's checkpoint callbacks.
         restart_root: folder of the restart checkpoints of this experiment's runs, each in a folder of its own.
+        checkpoint_folders: pattern of the folders where this experiment's runs keep checkpoints, if their callbacks
+            name none.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -28,7 +36,10 @@ def resolve(ckpt_path: str | os.PathLike[str], fn: str, callbacks: Sequence[Any]
     if ckpt_path == "best":
         return _best(callbacks)
     if ckpt_path in ("last", "hpc"):
-        found = newest(_restarts(restart_root) + (_lasts(callbacks) if ckpt_path == "last" else []))
+        patterns = [f"{restart_root}/*/*.ckpt"]
+        if ckpt_path == "last":
+            patterns += [f"{callback.dirpath or checkpoint_folders}/last*.ckpt" for callback in callbacks]
+        found = newest(storage.find(*patterns))
         if found is not None:
             return found
         text = f'`ckpt_path="{ckpt_path}"`: there is none yet.'
@@ -69,17 +80,3 @@ def _best(callbacks: Sequence[Any]) -> str:
             why = f"`{callback.monitor}` was never a number"
         raise MisconfigurationError(f'`ckpt_path="best"`: there is no best checkpoint, since {why}.')
     return str(callback.best_model_path)
-
-
-def _restarts(root: str) -> list[str]:
-    return storage.find(f"{root}/*/*.ckpt")
-
-
-def _lasts(callbacks: Sequence[Any]) -> list[str]:
-    found = []
-    for callback in callbacks:
-        if callback.last_model_path and storage.exists(callback.last_model_path):
-            found.append(callback.last_model_path)
-        elif callback.dirpath:
-            found += storage.find(f"{callback.dirpath}/last*.ckpt")
-    return found

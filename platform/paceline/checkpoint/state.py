@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any, Protocol
 
+from paceline.checkpoint.storage import loads_without_trust
 from paceline.checkpoint.writer import copy_to_cpu
 from paceline.errors import MisconfigurationError
 from paceline.metrics import Metrics
@@ -16,6 +17,8 @@ VERSION = "0.1.0"
 # The format of the keys is that of this Lightning version, whose loader asks for it.
 LIGHTNING_VERSION = "2.6.0"
 OWN_KEY = "paceline"
+
+_PLAIN = (str, int, float, bool, type(None))
 
 
 class Stateful(Protocol):
@@ -32,9 +35,11 @@ class Stateful(Protocol):
     metrics: Metrics
     strategy: Strategy
     items_per_step: int
-    stop_requested: bool
+    stop_requests: set[str]
     resumed_random_state: dict[str, Any] | None
     """To be set when the first batch is read, after everything that may draw random numbers before it."""
+    epoch_random_state: dict[str, Any] | None
+    """As the running epoch began."""
 
     def announce(self, hook: str, checkpoint: dict[str, Any]) -> None:
         """Let callbacks and module change the checkpoint."""
@@ -56,11 +61,11 @@ def capture(run: Stateful, weights_only: bool = False) -> dict[str, Any]:
         "pytorch-lightning_version": LIGHTNING_VERSION,
         "state_dict": run.module.state_dict(),
         "hparams_name": "kwargs",
-        "hyper_parameters": dict(run.module.hparams),
+        "hyper_parameters": portable(run.module.hparams),
         OWN_KEY: {"version": VERSION, "run": run.run_key},
     }
     if run.datamodule is not None:
-        checkpoint["datamodule_hyper_parameters"] = dict(run.datamodule.hparams)
+        checkpoint["datamodule_hyper_parameters"] = portable(run.datamodule.hparams)
         if state := run.datamodule.state_dict():
             checkpoint[type(run.datamodule).__qualname__] = state
     if not weights_only:
@@ -70,15 +75,19 @@ def capture(run: Stateful, weights_only: bool = False) -> dict[str, Any]:
             "optimizer_states": [optimizer.state_dict() for optimizer in run.optimizers],
             "lr_schedulers": [config.scheduler.state_dict() for config in run.scheduler_configs],
         }
-        mine = {"random": random_state(), "metrics": run.metrics.state_dict(), "gradients": _gathered_gradients(run)}
+        mine = {
+            "random": random_state(),
+            "epoch_random": run.epoch_random_state,
+            "metrics": run.metrics.state_dict(),
+            "gradients": _gathered_gradients(run),
+        }
         workers = run.strategy.gather_objects(mine)
         checkpoint[OWN_KEY] |= {
             "seed": run.seed,
             "workers": workers,
             "position": run.progress.batch.current.processed * run.items_per_step,
-            "values": dict(run.metrics.values.callback),
-            "fresh": sorted(run.metrics.values.fresh),
-            "stop_requested": run.stop_requested,
+            "values": run.metrics.values.state_dict(),
+            "stop_requests": sorted(run.stop_requests),
         }
     run.announce("on_save_checkpoint", checkpoint)
     return copy_to_cpu(checkpoint) if run.strategy.is_global_zero else {}
@@ -135,18 +144,29 @@ def restore_training(run: Stateful, checkpoint: dict[str, Any], same_run: bool) 
         counts.completed = counts.ready = counts.started = counts.processed
     own = checkpoint.get(OWN_KEY, {})
     if "workers" in own:
-        run.stop_requested = same_run and own["stop_requested"]
-        run.metrics.values.callback.update(own["values"])
-        run.metrics.values.fresh.update(own["fresh"])
+        run.stop_requests = set(own["stop_requests"]) if same_run else set()
+        run.metrics.values.load_state_dict(own["values"])
         placement = run.strategy.placement
         if len(own["workers"]) == placement.world_size:
             mine = own["workers"][placement.global_rank]
             run.metrics.load_state_dict(mine["metrics"])
             for parameter, gradient in zip(run.module.parameters(), mine["gradients"], strict=False):
                 parameter.grad = gradient.to(parameter.device) if gradient is not None else None
-            run.resumed_random_state = mine["random"]
+            run.resumed_random_state, run.epoch_random_state = mine["random"], mine["epoch_random"]
         else:
             run.progress.gathered = 0  # gradients of an unfinished group are each worker's own
+
+
+def portable(hparams: dict[str, Any]) -> dict[str, Any]:
+    """The hyperparameters that can be loaded without trust; the others are named in a warning."""
+    kept = {name: value for name, value in hparams.items() if isinstance(value, _PLAIN) or loads_without_trust(value)}
+    left_out = [name for name in hparams if name not in kept]
+    if left_out:
+        warnings.warn(
+            f"Hyperparameters that checkpoints do not keep, for loading them would run their code: {left_out}.",
+            stacklevel=3,
+        )
+    return kept
 
 
 def _gathered_gradients(run: Stateful) -> list[Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import datetime
 import io
 import os
 import pathlib
 import pickle
+import re
+import sys
 import uuid
 import zipfile
 from typing import Any
@@ -31,7 +34,32 @@ _SAFE_TYPES: list[Any] = [
     datetime.timezone,
     collections.deque,
     collections.defaultdict,
+    argparse.Namespace,
 ]
+
+
+def _safe_types() -> list[Any]:
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return _SAFE_TYPES
+    multiarray = numpy._core.multiarray
+    kinds = [
+        type(numpy.dtype(name)) for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")
+    ]
+    return [*_SAFE_TYPES, numpy.ndarray, numpy.dtype, multiarray.scalar, multiarray._reconstruct, *kinds]
+
+
+def loads_without_trust(value: Any) -> bool:
+    """Whether a value comes back from a checkpoint that is not trusted."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        buffer.seek(0)
+        with torch.serialization.safe_globals(_safe_types()):
+            torch.load(buffer, weights_only=True)
+    except Exception:
+        return False
+    return True
 
 
 def save(checkpoint: dict[str, Any], path: str) -> None:
@@ -79,15 +107,30 @@ def load(path: str, map_location: Any = "cpu", trusted: bool = False) -> dict[st
     if not filesystem.exists(inner):
         raise FileNotFoundError(f"There is no checkpoint at {path}.")
     try:
-        with filesystem.open(inner, "rb") as file, torch.serialization.safe_globals(_SAFE_TYPES):
+        with filesystem.open(inner, "rb") as file, torch.serialization.safe_globals(_safe_types()):
+            _verify_checksums(file)
             checkpoint: dict[str, Any] = torch.load(file, map_location=map_location, weights_only=not trusted)
-    except (RuntimeError, EOFError, zipfile.BadZipFile, OSError) as error:
-        raise CheckpointError(f"The checkpoint {path} is damaged: {error}") from error
-    except pickle.UnpicklingError as error:
+    except Exception as error:  # whatever a reader makes of bytes that mean nothing
+        unsafe = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        if unsafe is None:
+            raise CheckpointError(f"The checkpoint {path} is damaged.") from error
         raise CheckpointError(
-            f"The checkpoint {path} is damaged, or holds classes of its own that are not loaded without trust: {error}"
+            f"The checkpoint {path} holds a `{unsafe.group(1)}`, which is not loaded without trust, since its code "
+            "would run. If the file is your own, use `Trainer(trusted_checkpoints=True)`."
         ) from error
+    if not isinstance(checkpoint, dict):
+        raise CheckpointError(f"The checkpoint {path} is damaged: it holds a {type(checkpoint).__name__}.")
     return checkpoint
+
+
+def _verify_checksums(file: Any) -> None:
+    """Torch writes a checksum of each part into the file, and does not look at it when it reads."""
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as parts:
+            broken = parts.testzip()
+        if broken is not None:
+            raise zipfile.BadZipFile(broken)
+    file.seek(0)
 
 
 def copy(path: str, target: str) -> None:
@@ -118,12 +161,16 @@ def remove(path: str) -> None:
         filesystem.rm(inner, recursive=filesystem.isdir(inner))
 
 
-def find(pattern: str) -> list[str]:
-    """Complete checkpoint files matching a glob pattern, the newest first."""
-    filesystem, inner = fsspec.core.url_to_fs(pattern)
-    scheme = pattern.split("://", 1)[0] + "://" if "://" in pattern else ""
-    files = [file for file in filesystem.glob(inner) if TEMPORARY not in os.path.basename(file)]
-    return [scheme + file for file in sorted(files, key=lambda file: _time(filesystem, file), reverse=True)]
+def find(*patterns: str) -> list[str]:
+    """Complete checkpoint files matching any of some glob patterns, the newest first."""
+    found = {}
+    for pattern in patterns:
+        filesystem, inner = fsspec.core.url_to_fs(pattern)
+        scheme = pattern.split("://", 1)[0] + "://" if "://" in pattern else ""
+        for file in filesystem.glob(inner):
+            if TEMPORARY not in os.path.basename(file):
+                found[scheme + file] = _time(filesystem, file)
+    return sorted(found, key=lambda path: found[path], reverse=True)
 
 
 def _is_local(filesystem: Any) -> bool:

@@ -69,16 +69,22 @@ class Feed:
         if done >= self.num_batches:
             self.is_last = True
             return
-        batches = self._source.batches(epoch, done * self._source.items_per_step)
-        if self._source.knows_length:
-            last = self.num_batches - 1
-            for index, batch in enumerate(batches, done):
-                self.is_last = index == last
+        batches, left = self._source.batches(epoch, done * self._source.items_per_step)
+        if left == math.inf:
+            batches = self._one_ahead(batches, done)
+        else:
+            batches = self._counted(batches, done, int(min(self.num_batches, done + left)))
+        yield from batches
+
+    def _counted(self, batches: Iterator[Any], done: int, end: int) -> Iterator[Any]:
+        self.is_last = done == end
+        if not self.is_last:
+            for count, batch in enumerate(batches, done + 1):
+                self.is_last = count == end
                 yield batch
                 if self.is_last:
-                    return
-        else:
-            yield from self._one_ahead(batches, done)
+                    break
+        self._warn_of_length(end)
 
     def _one_ahead(self, batches: Iterator[Any], done: int) -> Iterator[Any]:
         # What an iterable says of its length may be wrong. Only the attempt to read on tells which batch is the last.
@@ -92,6 +98,9 @@ class Feed:
             yield batch
             batch = following
         self.is_last = True
+        self._warn_of_length(count)
+
+    def _warn_of_length(self, count: int) -> None:
         if count < self.num_batches < math.inf:
             warnings.warn(
                 f"A {type(self.loader).__name__} ended after {count} batches; its length said {self.num_batches}.",
@@ -118,10 +127,16 @@ def limited(length: float, limit: int | float, name: str) -> float:
     count = int(length * limit)
     if count == 0 and length > 0:
         raise MisconfigurationError(
-            f"`{name}={limit}` of {int(length)} batches is less than one batch. Use at least {1 / length:.3g}, an int, "
-            "or 0 to switch this stage off."
+            f"`{name}={limit}` of {int(length)} batches is less than one batch. Use at least "
+            f"{_share_of_one(length)}, an int, or 0 to switch this stage off."
         )
     return count
+
+
+def _share_of_one(length: float) -> float:
+    """The smallest share of three digits that makes a batch of so many."""
+    digits = 2 - math.floor(math.log10(1 / length))
+    return float(math.ceil(10**digits / length) / 10**digits)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

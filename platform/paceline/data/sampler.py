@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -49,8 +50,7 @@ class ShardedBatches:
             (generator, generator.initial_seed())
             for generator in {id(g): g for g in _generators(loader.batch_sampler, loader.sampler)}.values()
         ]
-        self._epoch = 0
-        self._start = 0
+        self._batches: Iterator[Any] = iter(())
 
     @property
     def items_per_step(self) -> int:
@@ -60,17 +60,42 @@ class ShardedBatches:
     @property
     def loses(self) -> int:
         """Batches of a user's batch sampler that training leaves out, because they do not go into the workers."""
-        return len(self._source) % self.world if self._training and not self._by_sample else 0
+        if not self._training or self._by_sample or not self.is_sized:
+            return 0
+        return len(self._source) % self.world
 
     @property
     def total_batches(self) -> int:
         """Batches of all workers, where whole batches are dealt out."""
         return len(self._source)
 
-    def begin(self, epoch: int, start: int = 0) -> None:
-        """The next iteration is of `epoch`, without the first `start` items of all workers together."""
-        self._epoch = epoch
-        self._start = start
+    def begin(self, epoch: int, start: int = 0) -> float:
+        """The next iteration is of `epoch`, without the first `start` items of all workers together.
+
+        Returns:
+            How many batches it will have; infinity when only reading on tells.
+        """
+        for source in (self._source, getattr(self._source, "sampler", None)):
+            set_epoch = getattr(source, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
+        for generator, initial_seed in self._generators:
+            generator.manual_seed(derive(initial_seed, epoch))
+        with isolated_random_state(derive(self._seed, epoch)):
+            # All at once: what is drawn later would depend on what training draws in between. Only an order that has
+            # no end cannot be had at once.
+            items = list(self._source) if self.is_sized else self._source
+        self._batches = self._deal(itertools.islice(items, start, None))
+        if not self.is_sized:
+            return math.inf
+        dealt = list(self._batches)
+        self._batches = iter(dealt)
+        return len(dealt)
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether the user's sampler says how many samples or batches it has."""
+        return hasattr(self._source, "__len__")
 
     def __len__(self) -> int:
         """Batches of this worker in a whole epoch."""
@@ -82,32 +107,22 @@ class ShardedBatches:
         return len(range(self.rank, items, self.world))
 
     def __iter__(self) -> Iterator[Any]:
-        items = self._order()
-        if self._by_sample:
-            yield from self._deal_samples(items)
-            return
-        end = len(items) // self.world * self.world if self._training else len(items)
-        yield from items[self._start + self.rank : end : self.world]
+        return self._batches
 
-    def _order(self) -> list[Any]:
-        for source in (self._source, getattr(self._source, "sampler", None)):
-            set_epoch = getattr(source, "set_epoch", None)
-            if set_epoch is not None:
-                set_epoch(self._epoch)
-        for generator, initial_seed in self._generators:
-            generator.manual_seed(derive(initial_seed, self._epoch))
-        with isolated_random_state(derive(self._seed, self._epoch)):
-            return list(self._source)
-
-    def _deal_samples(self, items: list[int]) -> Iterator[list[int]]:
-        step = self.items_per_step
-        for begin in range(self._start, len(items), step):
-            together = items[begin : begin + step]
-            if len(together) < step and self._drop_last:
-                return
-            # The last step of an epoch may have fewer samples than workers: who has none repeats one, since every
-            # worker has to take part in it.
-            yield together[self.rank :: self.world] or [together[self.rank % len(together)]]
+    def _deal(self, items: Iterator[Any]) -> Iterator[Any]:
+        while together := list(itertools.islice(items, self.items_per_step)):
+            is_whole = len(together) == self.items_per_step
+            if self._by_sample:
+                if not is_whole and self._drop_last:
+                    return
+                # The last step of an epoch may have fewer samples than workers: who has none repeats one, since
+                # every worker has to take part in it.
+                yield together[self.rank :: self.world] or [together[self.rank % len(together)]]
+            else:
+                if not is_whole and self._training:
+                    return
+                if self.rank < len(together):
+                    yield together[self.rank]
 
 
 def _generators(*samplers: Any) -> Iterator[Any]:

@@ -26,9 +26,6 @@ class Source(Protocol):
     total: float
     """All workers' batches in an epoch, where whole batches are dealt out to them."""
 
-    knows_length: bool
-    """Whether `length` can be relied on."""
-
     items_per_step: int
     """By how much the position of all workers together moves in one step."""
 
@@ -38,8 +35,8 @@ class Source(Protocol):
     def index_in_data(self, own_idx: int) -> int:
         """The place among all workers' batches of this worker's `own_idx`-th, where whole batches are dealt out."""
 
-    def batches(self, epoch: int, position: int) -> Iterator[Any]:
-        """The batches of an epoch from a position on."""
+    def batches(self, epoch: int, position: int) -> tuple[Iterator[Any], float]:
+        """The batches of an epoch from a position on, and how many there are; infinity when reading on tells."""
 
 
 class LoaderSource:
@@ -49,8 +46,6 @@ class LoaderSource:
     sampler. So subclasses, collate functions, loading processes and pinned memory stay what they are.
     """
 
-    knows_length = True
-
     def __init__(self, loader: DataLoader[Any], placement: Placement, seed: int, training: bool, shard: bool) -> None:
         self._sampler = ShardedBatches(loader, placement, seed, training, shard)
         self._loader = copy.copy(loader)
@@ -59,8 +54,9 @@ class LoaderSource:
         vars(self._loader)["_iterator"] = None
         self._loader.generator = torch.Generator()
         self._seed = derive(seed, placement.global_rank)
-        self.length: float = len(self._sampler)
-        self.total: float = self._sampler.total_batches
+        sized = self._sampler.is_sized
+        self.length: float = len(self._sampler) if sized else math.inf
+        self.total: float = self._sampler.total_batches if sized else math.inf
         self.items_per_step = self._sampler.items_per_step
         if self._sampler.loses:
             warnings.warn(
@@ -71,25 +67,24 @@ class LoaderSource:
 
     def share_of(self, total: float) -> float:
         """Every W-th batch is this worker's."""
-        return len(range(self._sampler.rank, int(total), self._sampler.world))
+        return total if total == math.inf else len(range(self._sampler.rank, int(total), self._sampler.world))
 
     def index_in_data(self, own_idx: int) -> int:
         """Every W-th batch is this worker's."""
         return own_idx * self._sampler.world + self._sampler.rank
 
-    def batches(self, epoch: int, position: int) -> Iterator[Any]:
+    def batches(self, epoch: int, position: int) -> tuple[Iterator[Any], float]:
         """The batches of an epoch from a position on; nothing before it is read."""
-        self._sampler.begin(epoch, position)
+        count = self._sampler.begin(epoch, position)
         # Loading processes are seeded from this generator, never from the one that training draws from.
         assert self._loader.generator is not None
         self._loader.generator.manual_seed(derive(self._seed, epoch))
-        return iter(self._loader)
+        return iter(self._loader), count
 
 
 class IterableSource:
     """Any iterable: its order and its share for this worker are the user's."""
 
-    knows_length = False
     items_per_step = 1
 
     def __init__(self, iterable: Any) -> None:
@@ -108,7 +103,7 @@ class IterableSource:
         """Its own order is all that is known."""
         return own_idx
 
-    def batches(self, epoch: int, position: int) -> Iterator[Any]:
+    def batches(self, epoch: int, position: int) -> tuple[Iterator[Any], float]:
         """The batches of an epoch; those before the position are read and passed over."""
         if position:
             warnings.warn(
@@ -116,7 +111,7 @@ class IterableSource:
                 "reading them.",
                 stacklevel=2,
             )
-        return itertools.islice(iter(self._iterable), position, None)
+        return itertools.islice(iter(self._iterable), position, None), math.inf
 
 
 def open_source(loader: Any, placement: Placement, seed: int, training: bool, shard: bool) -> Source:

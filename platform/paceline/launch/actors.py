@@ -80,7 +80,8 @@ def connect(address: str | None) -> bool:
         return not _started_here
     quiet: dict[str, Any] = {"log_to_driver": True, "logging_level": "warning"}
     if address is None:
-        ray.init(include_dashboard=False, **quiet)
+        # "local", for without an address Ray joins whatever it was that somebody last started on this machine.
+        ray.init(address="local", include_dashboard=False, **quiet)
         _started_here = True
         return False
     try:

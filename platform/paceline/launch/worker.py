@@ -115,7 +115,9 @@ def _tell_exception(live: Run, error: BaseException) -> None:
 
 def _carry_out(spec: RunSpec, live: Run) -> RunResult:
     _prepare(spec, live)
-    checkpoint = spec.checkpoint or (storage.load(spec.ckpt_path) if spec.ckpt_path else None)
+    checkpoint = spec.checkpoint or (
+        storage.load(spec.ckpt_path, trusted=spec.config.trusted_checkpoints) if spec.ckpt_path else None
+    )
     if checkpoint is not None:
         state.restore_weights(live, checkpoint)
     live.strategy.setup(live.module)

@@ -59,6 +59,7 @@ class EvaluationLoop:
             hooks.call_reading(f"on_{stage}_epoch_end")
             if run.state.stage != "sanity_check":
                 run.log_epoch(values)
+                run.progress.validated_at = run.progress.batch.total.processed
             hooks.call(f"on_{stage}_end")
         return self._results(values)
 
@@ -80,7 +81,8 @@ class EvaluationLoop:
             for hook in batch_end:
                 hook(output, batch, own_idx, index)
             if run.state.stage != "sanity_check":
-                run.log_row(metrics.step_row(stage))
+                run.log_row(metrics.step_row(stage), run.progress.evaluated_batches)
+                run.progress.evaluated_batches += 1
             if not self._inside_fit and (signum := run.link.stop_signal()):
                 raise StopRun(signum)
 

@@ -16,7 +16,7 @@ from paceline.loops.optimization import Optimization
 from paceline.loops.run import Run
 from paceline.loops.schedulers import Schedulers
 from paceline.loops.steps import transfer_call
-from paceline.seed import isolated_random_state, set_random_state
+from paceline.seed import isolated_random_state, random_state, set_random_state
 
 
 class FitLoop:
@@ -53,6 +53,8 @@ class FitLoop:
 
     def run(self) -> None:
         """Train."""
+        if self.progress.epoch.total.processed > self.progress.epoch.total.completed:
+            self.complete_epoch()  # whose hooks had run when the checkpoint was taken
         if self.is_over():
             self.say_why_it_ends()
             return
@@ -73,15 +75,20 @@ class FitLoop:
         epoch = self.progress.epoch.total
         if epoch.ready == epoch.completed:
             self.progress.begin_epoch()
-        if epoch.processed == epoch.completed:
-            self._hooks.call("on_train_epoch_start")
-            self.run_batches()
-            if self.feed.is_last or self._skip_rest:
-                self.progress.epoch.processed()
-            self.end_epoch()
-        if epoch.processed > epoch.completed:
-            self._schedulers.after_epoch(self._metrics.values, missing_is_final=self.validates_this_epoch)
-            self.progress.epoch.completed()
+            self.take_up_random_state()
+            self.run_parts.epoch_random_state = random_state()
+        elif self.run_parts.epoch_random_state is not None:
+            # In the middle of an epoch: what its start hooks draw must be what they drew before.
+            set_random_state(self.run_parts.epoch_random_state)
+        self._hooks.call("on_train_epoch_start")
+        self.progress.epoch.started()
+        self.run_batches()
+        is_whole = self.feed.is_last or self._skip_rest
+        if is_whole:
+            self.progress.epoch.processed()
+        self.end_epoch(is_whole)
+        if is_whole:
+            self.complete_epoch()
 
     def run_batches(self) -> None:
         """The batches of this epoch that are still to be trained on."""
@@ -97,6 +104,9 @@ class FitLoop:
                 self._consensus.after_batch()
             if self._skip_rest or self.stopping or self.progress.global_step >= self.max_steps:
                 break
+        if self._skip_rest and self.progress.gathered:
+            self._optimization.step(self.group_size(self.progress.batch.current.processed - 1))
+            self.count_step()
         if self.validation_due:
             self.validate()
 
@@ -121,8 +131,7 @@ class FitLoop:
         output = self._optimization.run(batch, batch_idx, self.group_size(batch_idx), steps)
         stepped = self.progress.global_step > steps_before
         if stepped:
-            self.progress.stepped_batches += 1
-            self._schedulers.after_optimizer_step()
+            self.count_step()
         if is_last:
             self._schedulers.after_last_batch()
         count.processed()
@@ -135,6 +144,11 @@ class FitLoop:
         count.completed()
         if stepped and self._log_every and self.progress.stepped_batches % self._log_every == 0:
             self.run_parts.log_row(self._metrics.step_row("training"))
+
+    def count_step(self) -> None:
+        """An optimizer has stepped."""
+        self.progress.stepped_batches += 1
+        self._schedulers.after_optimizer_step()
 
     def _ends_group(self, batch_idx: int) -> bool:
         return self.feed.is_last or (batch_idx + 1) % self._group == 0
@@ -149,20 +163,26 @@ class FitLoop:
     def validate(self) -> None:
         """A validation in the middle, or at the end, of the epoch."""
         assert self.validation is not None
-        self.progress.validated_at = self.progress.batch.total.processed
         self.run_parts.state.stage = "validate"
         self.validation.run()
         self.run_parts.state.stage = "train"
         self._consensus.look()
 
-    def end_epoch(self) -> None:
+    def end_epoch(self, is_whole: bool) -> None:
         """Reduce what the epoch logged; callbacks that look at metrics come after the module has logged its own."""
-        row = self._metrics.reduce_epoch("training")
+        row = self._metrics.reduce_epoch("training", is_whole)
         self._hooks.call_logging("on_train_epoch_end")
-        row += self._metrics.reduce_epoch("training")
+        row += self._metrics.reduce_epoch("training", is_whole)
         self.run_parts.log_epoch(row)
         self._hooks.call_reading("on_train_epoch_end")
         self._consensus.look()
+
+    def complete_epoch(self) -> None:
+        """Schedulers that wait for a metric of the whole epoch are the last that it has to do."""
+        began_at = self.progress.batch.total.processed - self.progress.batch.current.processed
+        validated = self.validation is None or self.progress.validated_at > began_at
+        self._schedulers.after_epoch(self._metrics.values, missing_is_final=validated)
+        self.progress.epoch.completed()
 
     def sanity_check(self) -> None:
         """A few validation batches before training; afterwards everything is as if there had been none."""
@@ -176,10 +196,11 @@ class FitLoop:
             self.validation.run(limit=math.inf if steps == -1 else steps)
             self._hooks.call("on_sanity_check_end")
         run.metrics.forget()
-        run.stop_requested = run.stop_agreed = False
+        run.stop_requests.clear()
+        run.stop_agreed = False
 
     def take_up_random_state(self) -> None:
-        """Go on with the random numbers of the checkpoint, now that nothing but batches will draw any."""
+        """Go on with the random numbers of the checkpoint, from the place in the epoch where it was taken."""
         state, self.run_parts.resumed_random_state = self.run_parts.resumed_random_state, None
         if state is not None:
             set_random_state(state)
@@ -211,7 +232,7 @@ class FitLoop:
     def validates_this_epoch(self) -> bool:
         """Whether this epoch ends with a validation."""
         every = self.run_parts.config.check_val_every_n_epoch
-        return self.validation is None or (self.progress.current_epoch + 1) % every == 0
+        return (self.progress.current_epoch + 1) % every == 0
 
     @property
     def validation_due(self) -> bool:

@@ -57,7 +57,7 @@ class Optimization:
         if steps:
             output = self._forward_backward(batch, batch_idx, group)
             if self._progress.gathered:
-                self._step(group)
+                self.step(group)
         else:
             with self._strategy.no_sync():
                 output = self._forward_backward(batch, batch_idx, group)
@@ -86,7 +86,12 @@ class Optimization:
             hook()
         return output
 
-    def _step(self, group: int) -> None:
+    def step(self, group: int) -> None:
+        """Step with the gradients that are gathered.
+
+        Args:
+            group: of how many batches their losses were made parts; fewer may have come.
+        """
         optimizer = self._optimizer
         assert optimizer is not None
         if self._progress.gathered != group:

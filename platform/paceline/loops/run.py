@@ -29,7 +29,7 @@ class Run:
         seed: of data order and random numbers.
         attempt: 0, or how often the run was restarted after a worker's death.
         config: the Trainer's arguments.
-        stop_requested: somebody set `trainer.should_stop`.
+        stop_requests: who asked training to stop.
         stop_agreed: all workers know of the request.
         items_per_step: by how much the position in the training data moves with each batch, all workers together.
         ckpt_path: the checkpoint that the run began from.
@@ -54,7 +54,8 @@ class Run:
     optimizers: list[Any] = field(default_factory=list)
     scheduler_configs: list[SchedulerConfig] = field(default_factory=list)
     resumed_random_state: dict[str, Any] | None = None
-    stop_requested: bool = False
+    epoch_random_state: dict[str, Any] | None = None
+    stop_requests: set[str] = field(default_factory=set)
     stop_agreed: bool = False
     items_per_step: int = 1
     ckpt_path: str | None = None
@@ -67,10 +68,11 @@ class Run:
         for call in self.hooks[hook]:
             call(checkpoint)
 
-    def log_row(self, values: dict[str, float]) -> None:
-        """Send one row of values to the loggers, at the newest step."""
+    def log_row(self, values: dict[str, float], step: int | None = None) -> None:
+        """Send one row of values to the loggers, by default at the newest training step."""
         if values and self.strategy.is_global_zero:
-            step = max(self.progress.stepped_batches - 1, 0)
+            if step is None:
+                step = max(self.progress.stepped_batches - 1, 0)
             row = {**values, "epoch": float(self.progress.current_epoch)}
             for logger in self.loggers:
                 logger.log_metrics(row, step)

@@ -21,24 +21,26 @@ def step_call(step: Callable[..., Any], call: Callable[..., Any] | None = None) 
         call: what to call in its place, such as a wrapper around it; `step` itself by default.
     """
     call = call or step
-    parameters = list(inspect.signature(step).parameters.values())
-    names = [p.name for p in parameters]
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return lambda batch, batch_idx, _: call(batch, batch_idx)
-    # The first argument is the batch, whatever its name is, as long as it is none of the other two.
-    takes_batch = bool(names) and names[0] not in _ARGUMENTS[1:]
-    takes = (takes_batch, "batch_idx" in names, "dataloader_idx" in names)
-    match takes:
-        case (True, True, False):
+    match _taken(step):
+        case (0, 1):
             return lambda batch, batch_idx, _: call(batch, batch_idx)
-        case (True, False, False):
+        case (0,):
             return lambda batch, _, __: call(batch)
-    return lambda *given: call(**_named(names, takes, given))
+        case taken:
+            return lambda *given: call(*(given[index] for index in taken))
 
 
-def _named(names: list[str], takes: tuple[bool, ...], given: tuple[Any, ...]) -> dict[str, Any]:
-    keys = (names[0] if names else "batch", *_ARGUMENTS[1:])
-    return {key: value for key, taken, value in zip(keys, takes, given, strict=True) if taken}
+def _taken(step: Callable[..., Any]) -> tuple[int, ...]:
+    """Which of batch, batch_idx and dataloader_idx a step's arguments are: by their names, else by their places."""
+    taken = []
+    for place, parameter in enumerate(inspect.signature(step).parameters.values()):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            return (0, 1)
+        if parameter.name in _ARGUMENTS:
+            taken.append(_ARGUMENTS.index(parameter.name))
+        elif parameter.default is parameter.empty and place < len(_ARGUMENTS):
+            taken.append(place)
+    return tuple(taken)
 
 
 def transfer_call(run: Run) -> Callable[[Any, int], Any] | None:
