@@ -89,11 +89,20 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def isolated_random_state(seed: int | None = None) -> Iterator[None]:
-    """Leave the generators as they were, whatever the body draws; seeded with `seed` inside if one is given."""
+    """Leave the generators as they were, whatever the body draws.
+
+    Args:
+        seed: seeds the CPU's generators inside.
+    """
     state = random_state()
     try:
         if seed is not None:
-            seed_process(seed)
+            # Not `torch.manual_seed`, which takes a note for each kind of device that is not in use yet: this is done
+            # in every epoch.
+            torch.default_generator.manual_seed(seed)
+            random.seed(seed)
+            if (numpy := _numpy()) is not None:
+                numpy.random.seed(seed)
         yield
     finally:
         set_random_state(state)

@@ -16,15 +16,11 @@ from torch import nn
 from paceline import Callback, DataModule, Module
 from paceline.callbacks import EarlyStopping, ModelCheckpoint
 from paceline.checkpoint import storage
-from paceline.checkpoint.resolve import resolve as resolve_below
+from paceline.checkpoint.resolve import resolve
 from paceline.checkpoint.writer import copy_to_cpu
 from paceline.errors import CheckpointError, MisconfigurationError
 
 # -- exact resume -----------------------------------------------------------------------------------------------------
-
-
-def resolve(ckpt_path, fn, callbacks, root):
-    return resolve_below(ckpt_path, fn, callbacks, root, f"{root}/checkpoints")
 
 
 class Everything(Module):

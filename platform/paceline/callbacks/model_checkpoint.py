@@ -191,7 +191,7 @@ class ModelCheckpoint(Callback):
             if keep and self.save_last:
                 storage.copy(path, last)
             for old in removed or []:
-                if old != path and old.startswith(f"{self._folder}/"):
+                if old != path and storage.folder_of(old) == self._folder:
                     storage.remove(old)
 
         trainer.run.save_checkpoint(path, self.save_weights_only, then=tidy)
@@ -247,6 +247,7 @@ class ModelCheckpoint(Callback):
 
     def _path(self, trainer: Trainer) -> str:
         """A path that no other file has; the same on all workers."""
+        trainer.run.writer.wait()  # what is about to be removed is no file to make way for
         values: dict[str, Any] = {
             **trainer.run.metrics.values.callback,
             "epoch": trainer.current_epoch,

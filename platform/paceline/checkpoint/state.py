@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from paceline.checkpoint.storage import loads_without_trust
 from paceline.checkpoint.writer import copy_to_cpu
+from paceline.config import TrainerConfig
 from paceline.errors import MisconfigurationError
 from paceline.metrics import Metrics
 from paceline.progress import FitProgress
@@ -34,6 +35,9 @@ class Stateful(Protocol):
     progress: FitProgress
     metrics: Metrics
     strategy: Strategy
+    config: TrainerConfig
+    looked_at: set[str]
+    """Owners of states that were found to be loadable."""
     items_per_step: int
     stop_requests: set[str]
     resumed_random_state: dict[str, Any] | None
@@ -67,11 +71,13 @@ def capture(run: Stateful, weights_only: bool = False) -> dict[str, Any]:
     if run.datamodule is not None:
         checkpoint["datamodule_hyper_parameters"] = portable(run.datamodule.hparams)
         if state := run.datamodule.state_dict():
-            checkpoint[type(run.datamodule).__qualname__] = state
+            checkpoint[type(run.datamodule).__qualname__] = _loadable(run, type(run.datamodule).__qualname__, state)
     if not weights_only:
         checkpoint |= {
             "loops": {"fit_loop": run.progress.state_dict()},
-            "callbacks": {c.state_key: state for c in run.callbacks if (state := c.state_dict())},
+            "callbacks": {
+                c.state_key: _loadable(run, c.state_key, state) for c in run.callbacks if (state := c.state_dict())
+            },
             "optimizer_states": [optimizer.state_dict() for optimizer in run.optimizers],
             "lr_schedulers": [config.scheduler.state_dict() for config in run.scheduler_configs],
         }
@@ -167,6 +173,21 @@ def portable(hparams: dict[str, Any]) -> dict[str, Any]:
             stacklevel=3,
         )
     return kept
+
+
+def _loadable(run: Stateful, owner: str, state: dict[str, Any]) -> dict[str, Any]:
+    """A state that can be loaded without trust; looked at once per run, when the first checkpoint is taken.
+
+    Raises:
+        MisconfigurationError: it cannot; better now than when somebody needs the checkpoint.
+    """
+    if owner not in run.looked_at and not run.config.trusted_checkpoints and not loads_without_trust(state):
+        raise MisconfigurationError(
+            f"The `state_dict` of {owner} holds objects whose code would run when a checkpoint is loaded. Return plain "
+            "values and tensors, or use `Trainer(trusted_checkpoints=True)`."
+        )
+    run.looked_at.add(owner)
+    return state
 
 
 def _gathered_gradients(run: Stateful) -> list[Any]:

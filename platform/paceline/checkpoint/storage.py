@@ -9,6 +9,7 @@ import io
 import os
 import pathlib
 import pickle
+import posixpath
 import re
 import sys
 import uuid
@@ -152,6 +153,12 @@ def exists(path: str) -> bool:
     """Whether there is a file or folder."""
     filesystem, inner = fsspec.core.url_to_fs(path)
     return bool(filesystem.exists(inner))
+
+
+def folder_of(path: str) -> str:
+    """The folder that a file is really in, whatever `..` its path holds."""
+    scheme, separator, inner = path.rpartition("://")
+    return scheme + separator + posixpath.dirname(posixpath.normpath(inner))
 
 
 def remove(path: str) -> None:

@@ -115,10 +115,10 @@ def _tell_exception(live: Run, error: BaseException) -> None:
 
 def _carry_out(spec: RunSpec, live: Run) -> RunResult:
     _prepare(spec, live)
-    checkpoint = spec.checkpoint or (
-        storage.load(spec.ckpt_path, trusted=spec.config.trusted_checkpoints) if spec.ckpt_path else None
-    )
-    if checkpoint is not None:
+    # Where a fit goes on in the same script, weights and callbacks are as the user left them; the rest is from before.
+    checkpoint = spec.checkpoint
+    if spec.ckpt_path:
+        checkpoint = storage.load(spec.ckpt_path, trusted=spec.config.trusted_checkpoints)
         state.restore_weights(live, checkpoint)
     live.strategy.setup(live.module)
     match spec.fn:
@@ -157,7 +157,8 @@ def _fit(spec: RunSpec, live: Run, checkpoint: dict[str, Any] | None) -> RunResu
     live.optimizers, live.scheduler_configs = parse_optimizers(live.module.configure_optimizers())
     if checkpoint is not None:
         live.seed = checkpoint.get(state.OWN_KEY, {}).get("seed", live.seed)
-        state.restore_callbacks(live, checkpoint)
+        if spec.ckpt_path:
+            state.restore_callbacks(live, checkpoint)
         state.restore_training(live, checkpoint, same_run=spec.attempt > 0)
     live.train_loader = spec.train_loader if spec.train_loader is not None else _hook_loader(live, "train_dataloader")
     feed = Feed(

@@ -62,7 +62,7 @@ class FitLoop:
         self._hooks.call("on_fit_start")
         self.sanity_check()
         self.run_parts.state.stage = "train"
-        self.run_parts.module.train()
+        self.warn_of_modes()
         self._hooks.call("on_train_start")
         while not self.is_over():
             self.run_epoch()
@@ -104,6 +104,8 @@ class FitLoop:
                 self._consensus.after_batch()
             if self._skip_rest or self.stopping or self.progress.global_step >= self.max_steps:
                 break
+        if self._skip_rest:
+            self._schedulers.after_last_batch()
         if self._skip_rest and self.progress.gathered:
             self._optimization.step(self.group_size(self.progress.batch.current.processed - 1))
             self.count_step()
@@ -256,6 +258,17 @@ class FitLoop:
         else:
             why = "a stop was requested"
         self.run_parts.tell(f"Fit ends: {why} (epoch {self.progress.current_epoch}, step {self.progress.global_step}).")
+
+    def warn_of_modes(self) -> None:
+        """Submodules stay in the mode that the user put them in, which may not be what the user wants."""
+        modules = list(self.run_parts.module.modules())
+        evaluating = sum(not module.training for module in modules)
+        if evaluating and self.run_parts.strategy.is_global_zero:
+            warnings.warn(
+                f"{evaluating} of {len(modules)} submodules are in evaluation mode, and stay in it. Call "
+                "`module.train()` before `fit` if that is not wanted.",
+                stacklevel=2,
+            )
 
     def warn_of_few_rows(self) -> None:
         """Step values would never be seen in an epoch of fewer batches than there are steps between rows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paceline.errors import MisconfigurationError
@@ -28,6 +29,8 @@ class Optimization:
             raise MisconfigurationError(
                 f"`configure_optimizers` returned {len(run.optimizers)} optimizers; one can be stepped automatically."
             )
+        if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in run.optimizers):
+            raise MisconfigurationError("LBFGS evaluates the loss several times per step; it cannot be used yet.")
         module = run.module
         self._strategy = run.strategy
         self._progress = run.progress

@@ -57,6 +57,7 @@ class Run:
     epoch_random_state: dict[str, Any] | None = None
     stop_requests: set[str] = field(default_factory=set)
     stop_agreed: bool = False
+    looked_at: set[str] = field(default_factory=set)
     items_per_step: int = 1
     ckpt_path: str | None = None
     loop: Any = None

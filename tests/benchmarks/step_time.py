@@ -1,0 +1,133 @@
+"""Time of one training step of a tiny MLP: `python -m tests.benchmarks.step_time CONTENDER` prints seconds."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tests.benchmarks import tasks
+from tests.benchmarks.measure import Measure, in_turns
+from torch import nn
+
+WARM_UP_EPOCHS = 3
+EPOCHS = 43
+
+
+class Clock:
+    """Takes the time of every epoch, from one beginning to the next."""
+
+    def __init__(self) -> None:
+        self._begins: list[float] = []
+
+    def epoch_begins(self) -> None:
+        """Also called once at the end of the last."""
+        self._begins.append(time.perf_counter())
+
+    def per_step(self) -> float:
+        """Seconds, of the median epoch after the warm-up: what else the machine does falls on some epochs only."""
+        epochs = [end - begin for begin, end in itertools.pairwise(self._begins)][WARM_UP_EPOCHS:]
+        return statistics.median(epochs) / tasks.BATCHES
+
+
+def bare() -> float:
+    """A loop as one writes it, which keeps the loss."""
+    clock, net, loader = Clock(), tasks.network(), tasks.loader()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    kept = None
+    for _ in range(EPOCHS):
+        clock.epoch_begins()
+        for inputs, labels in loader:
+            loss = nn.functional.cross_entropy(net(inputs), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            kept = loss.detach()
+    clock.epoch_begins()
+    assert kept is not None
+    return clock.per_step()
+
+
+QUIET: dict[str, Any] = {
+    "max_epochs": EPOCHS,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+def paceline(logs: bool) -> float:
+    """The Trainer, with everything off but the loop and the log."""
+    from paceline import Callback, Trainer
+
+    clock = Clock()
+
+    class Times(Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            clock.epoch_begins()
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            clock.epoch_begins()
+
+    Trainer(callbacks=[Times()], **QUIET).fit(tasks.TinyModule(logs), tasks.loader())
+    return clock.per_step()
+
+
+def lightning() -> float:
+    """Lightning's Trainer, likewise."""
+    import lightning as pl
+
+    clock = Clock()
+
+    class Times(pl.Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            clock.epoch_begins()
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            clock.epoch_begins()
+
+    class Tiny(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = tasks.network()
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+            self.log("train_loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    pl.Trainer(callbacks=[Times()], accelerator="cpu", devices=1, **QUIET).fit(Tiny(), tasks.loader())
+    return clock.per_step()
+
+
+CONTENDERS: dict[str, Callable[[], float]] = {
+    "bare": bare,
+    "paceline": lambda: paceline(logs=True),
+    "paceline-without-log": lambda: paceline(logs=False),
+    "lightning": lightning,
+}
+
+
+def run(say: Callable[[str], None]) -> list[Measure]:
+    """All contenders in turns."""
+    figures = in_turns("tests.benchmarks.step_time", list(CONTENDERS), 5, say)
+    own, bare_, unlogged = figures["paceline"], figures["bare"], figures["paceline-without-log"]
+    step = {"unit": "µs", "scale": 1e6}
+    return [
+        Measure("step of a tiny MLP, one metric logged", "a bare loop", 1.10, own, bare_, **step),
+        Measure("the same, nothing logged", "a bare loop", 1.05, unlogged, bare_, **step),
+        Measure("the same, one metric logged", "Lightning 2.6", 0.35, own, figures["lightning"], **step),
+    ]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(CONTENDERS[sys.argv[1]]())
