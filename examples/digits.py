@@ -1,8 +1,9 @@
 """Handwritten digits, the whole way: find a learning rate, train on two Ray workers, test, predict, all recorded.
 
-python examples/digits.py                 # two workers on this machine
-python examples/digits.py --devices 1     # in this process, no Ray
-ray job submit --working-dir . -- python examples/digits.py
+python examples/digits.py                                     # two workers on this machine
+python examples/digits.py --devices 1                         # in this process, no Ray
+python examples/digits.py --ckpt-path last --max-epochs 30    # go on after an interruption
+ray job submit --working-dir examples -- python digits.py     # on a cluster
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ def main() -> None:
     parser.add_argument(
         "--lr", type=float, help="learning rate; by default it is searched for on Ray, and 0.005 with --devices 1"
     )
+    parser.add_argument("--ckpt-path", help='go on from "last", or from a path, instead of starting anew')
     arguments = parser.parse_args()
 
     seed_everything(7)
@@ -117,11 +119,11 @@ def main() -> None:
         logger=logger,
     )
     with trainer:
-        if arguments.lr is None and arguments.devices > 1:
+        if arguments.lr is None and arguments.devices > 1 and arguments.ckpt_path is None:
             curve = Tuner(trainer).lr_find(module, datamodule=data, min_lr=1e-5, max_lr=0.5)
             print(f"learning rate: {curve.suggestion():.2g}")
 
-        trainer.fit(module, datamodule=data, ckpt_path=None)
+        trainer.fit(module, datamodule=data, ckpt_path=arguments.ckpt_path)
         (result,) = trainer.test(datamodule=data, ckpt_path="best", verbose=False)
         predictions = torch.cat(trainer.predict(datamodule=data, ckpt_path="best"))
 

@@ -80,13 +80,12 @@ def find_accelerator(choice: Any, anywhere: bool = False) -> Accelerator:
     present = [name for name, kind in _KINDS.items() if kind().count()]
     if choice == "auto":
         return _KINDS[next(name for name in ("cuda", "mps", "cpu") if name in present)]()
-    if choice == "gpu":
-        choice = "mps" if "mps" in present else "cuda"
-    if choice not in _KINDS:
+    kind = ("mps" if "mps" in present else "cuda") if choice == "gpu" else choice
+    if kind not in _KINDS:
         names = [*_KINDS, "gpu", "auto"]
         raise MisconfigurationError(
             f"`accelerator={choice!r}` is not known. Use one of {', '.join(names)}.{nearest(str(choice), names)}"
         )
-    if choice not in present and not anywhere:
+    if kind not in present and not anywhere:
         raise MisconfigurationError(f"`accelerator={choice!r}`: there is none here. Present: {', '.join(present)}.")
-    return _KINDS[choice]()
+    return _KINDS[kind]()

@@ -104,10 +104,9 @@ def overridden(owner: Any, name: str) -> bool:
     """
     if name in vars(owner):
         return True
-    for cls in type(owner).__mro__:
-        if name in vars(cls):
-            return not vars(cls).get("_defines_hooks", False)
-    return False
+    found = getattr(type(owner), name, None)
+    bases = (vars(cls).get(name) for cls in type(owner).__mro__ if vars(cls).get("_defines_hooks", False))
+    return found is not None and all(found is not base for base in bases)
 
 
 class Hooks:

@@ -39,8 +39,8 @@ def make_loggers(choice: Any) -> list[Logger]:
     return loggers
 
 
-def log_hyperparameters(loggers: list[Logger], config: TrainerConfig, module: Module, datamodule: Any) -> None:
-    """Record the hyperparameters of module and data module, and the trainer's arguments.
+def hyperparameters(config: TrainerConfig, module: Module, datamodule: Any) -> dict[str, Any]:
+    """The hyperparameters of module and data module, and under "trainer" the trainer's arguments.
 
     Raises:
         MisconfigurationError: module and data module have one with different values under the same name.
@@ -57,8 +57,7 @@ def log_hyperparameters(loggers: list[Logger], config: TrainerConfig, module: Mo
         for name in TrainerConfig.model_fields
         if isinstance(value := getattr(config, name), str | int | float | bool | tuple | None)
     }
-    for logger in loggers:
-        logger.log_hyperparams({**of_module, **of_data, "trainer": arguments})
+    return {**of_module, **of_data, "trainer": arguments}
 
 
 def log_model(loggers: list[Logger], module: Module, checkpoints: ModelCheckpoint | None) -> None:

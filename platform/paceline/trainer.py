@@ -60,6 +60,7 @@ class Trainer(RunView):
         self.accelerator = accelerator
         self.cluster_address = address
         self._arguments = arguments
+        self._own_callbacks = self.callbacks
         self._launcher: Launcher | None = None
         self._run_key = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
         self._checkpoint: dict[str, Any] | None = None
@@ -217,15 +218,14 @@ class Trainer(RunView):
             raise ArgumentTypeError(f"`model` must be a paceline.Module, not a {type(model).__name__}.")
         if model is not self._module:
             self._module, self._checkpoint = model, None
+            self.callbacks = with_module_callbacks(self._own_callbacks, model)
         return model
 
     def _for_evaluation(self, model: Any, ckpt_path: Any) -> Any:
-        best = self.checkpoint_callback.best_model_path if self.checkpoint_callback is not None else ""
-        return (
-            "best"
-            if ckpt_path is None and model is None and best and len(self.checkpoint_callbacks) == 1
-            else ckpt_path
-        )
+        """The given path; where neither that nor a module is given, the best checkpoint if there is one."""
+        if ckpt_path is not None or model is not None or len(self.checkpoint_callbacks) != 1:
+            return ckpt_path
+        return "best" if self.checkpoint_callbacks[0].best_model_path else None
 
     def _run(
         self,
@@ -238,7 +238,7 @@ class Trainer(RunView):
         return_predictions: bool = True,
     ) -> RunResult:
         verify(fn, module, datamodule, train_loader, eval_loaders)
-        self.callbacks = with_module_callbacks(self.callbacks, module)
+        hyperparameters = recording.hyperparameters(self.config, module, datamodule) if fn == "fit" else {}
         if ckpt_path is not None:
             ckpt_path = resolve(ckpt_path, fn, self.checkpoint_callbacks, self._restart_root, self._checkpoint_folders)
             if ckpt_path is not None and fn == "fit":
@@ -248,6 +248,8 @@ class Trainer(RunView):
         self.datamodule = datamodule
         for logger in self.loggers:
             logger.start(self._run_key, self._spool_root)
+            if hyperparameters:
+                logger.log_hyperparams(hyperparameters)
         spec = RunSpec(
             fn=fn,
             trainer_class=type(self),
@@ -270,8 +272,6 @@ class Trainer(RunView):
             ckpt_path=ckpt_path,
             return_predictions=return_predictions,
         )
-        if fn == "fit":
-            recording.log_hyperparameters(self.loggers, self.config, module, datamodule)
         return self._launch(spec)
 
     def _launch(self, spec: RunSpec) -> RunResult:

@@ -165,6 +165,11 @@ def test_more_workers_than_this_machine_has_is_an_error_in_seconds(tmp_path: Pat
         actors._started_here = False
 
 
+def test_another_cluster_than_the_one_this_process_is_in_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MisconfigurationError, match=r"`address='127.0.0.1:9'`: this process is in"):
+        trainer(tmp_path, address="127.0.0.1:9").test(tasks.IndexModule(), DataLoader(tasks.IndexData(5)))
+
+
 def test_what_cannot_be_sent_to_workers_is_named(tmp_path: Path) -> None:
     module = tasks.IndexModule()
     module.lock = __import__("threading").Lock()

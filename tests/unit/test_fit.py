@@ -808,8 +808,8 @@ class NoOptimizers(Module):
         ({"model": nn.Linear(1, 1), "train_dataloaders": [1]}, TypeError, ["paceline.Module", "Linear"]),
         ({"model": Line, "train_dataloaders": [1]}, TypeError, ["paceline.Module"]),
         ({"train_dataloaders": [1]}, MisconfigurationError, ["no module yet"]),
-        ({"model": Line(), "train_dataloaders": 3}, MisconfigurationError, ["A int was given as loader"]),
-        ({"model": Line(), "train_dataloaders": [1], "val_dataloaders": 3}, MisconfigurationError, ["A int"]),
+        ({"model": Line(), "train_dataloaders": 3}, MisconfigurationError, ["`3` was given as loader"]),
+        ({"model": Line(), "train_dataloaders": [1], "val_dataloaders": 3}, MisconfigurationError, ["`3`"]),
         (
             {"model": Line(), "train_dataloaders": [1], "datamodule": DataModule()},
             MisconfigurationError,

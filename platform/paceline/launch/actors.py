@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 from typing import Any
 
 import ray
@@ -15,6 +16,8 @@ from paceline.launch import group as groups
 from paceline.launch.signals import stop_on_signals
 from paceline.launch.spec import RunResult, RunSpec
 from paceline.loops.predict import in_data_order
+
+_KNOCK_S = 5.0
 
 
 class ActorLauncher:
@@ -77,6 +80,12 @@ def connect(address: str | None) -> bool:
     """
     global _started_here
     if ray.is_initialized():
+        joined = ray.get_runtime_context().gcs_address
+        if address is not None and ":" in address and address not in (joined, f"ray://{joined}"):
+            raise MisconfigurationError(
+                f"`address={address!r}`: this process is in the Ray cluster at {joined} already. Leave it by "
+                "`ray.shutdown()`, or leave `address` out."
+            )
         return not _started_here
     quiet: dict[str, Any] = {"log_to_driver": True, "logging_level": "warning"}
     if address is None:
@@ -85,11 +94,19 @@ def connect(address: str | None) -> bool:
         _started_here = True
         return False
     try:
+        _knock(address)
         ray.init(address=address, **quiet)
-    except ConnectionError as error:
+    except OSError as error:
         raise MisconfigurationError(f"No Ray cluster answers at `address={address!r}`: {error}") from error
     _started_here = False
     return True
+
+
+def _knock(address: str) -> None:
+    """See whether anybody listens at host:port; Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
 
 
 def _next_attempt(spec: RunSpec, death: WorkerDiedError, display: Display) -> RunSpec:

@@ -49,7 +49,7 @@ def verify(fn: str, module: Module, datamodule: Any, train_loader: Any, eval_loa
     for loader in (given, eval_loaders):
         if loader is not None and not isinstance(loader, Iterable):
             raise MisconfigurationError(
-                f"A {type(loader).__name__} was given as loader. Give a DataLoader or another iterable of batches."
+                f"`{loader!r}` was given as loader. Give a DataLoader or another iterable of batches."
             )
     if fn == "fit":
         has_step = overridden(module, "validation_step")

@@ -105,10 +105,8 @@ class FitLoop:
             if self._skip_rest or self.stopping or self.progress.global_step >= self.max_steps:
                 break
         if self._skip_rest:
+            self.end_group_early()
             self._schedulers.after_last_batch()
-        if self._skip_rest and self.progress.gathered:
-            self._optimization.step(self.group_size(self.progress.batch.current.processed - 1))
-            self.count_step()
         if self.validation_due:
             self.validate()
 
@@ -146,6 +144,14 @@ class FitLoop:
         count.completed()
         if stepped and self._log_every and self.progress.stepped_batches % self._log_every == 0:
             self.run_parts.log_row(self._metrics.step_row("training"))
+
+    def end_group_early(self) -> None:
+        """Step with the gradients that there are; those that the workers have not exchanged yet are dropped."""
+        if self.run_parts.strategy.placement.world_size > 1:
+            self.progress.gathered = 0
+        elif self.progress.gathered:
+            self._optimization.step(self.group_size(self.progress.batch.current.processed - 1))
+            self.count_step()
 
     def count_step(self) -> None:
         """An optimizer has stepped."""
