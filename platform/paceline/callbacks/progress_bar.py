@@ -103,6 +103,7 @@ class Display:
 
     def __init__(self) -> None:
         self._bar: tqdm[Any] | None = None
+        self._what = ""
         self._is_terminal = sys.stderr.isatty()
 
     def show(self, progress: dict[str, Any]) -> None:
@@ -114,8 +115,10 @@ class Display:
             return
         if self._bar is None:
             self._bar = tqdm(leave=False, dynamic_ncols=True)
-        self._bar.set_description(progress["what"], refresh=False)
-        self._bar.total = progress["total"]
+        if self._what != progress["what"]:
+            self._what = progress["what"]
+            self._bar.reset(progress["total"])
+        self._bar.set_description(self._what, refresh=False)
         self._bar.n = progress["done"]
         self._bar.set_postfix(values, refresh=False)
         self._bar.refresh()

@@ -89,12 +89,9 @@ class Worker:
             if logger.spool is not None:
                 logger.attach(SessionSink(self._session, logger.spool))
         try:
-            result = worker.run(spec, self._placement, self._link)
+            return worker.run(spec, self._placement, self._link)
         except BaseException as error:  # whatever it is, the driver raises it
             return _failure(rank, error)
-        if rank != 0:
-            result.checkpoint = {}
-        return result
 
 
 def _failure(rank: int, error: BaseException) -> Failure:
@@ -104,10 +101,14 @@ def _failure(rank: int, error: BaseException) -> Failure:
         portable: BaseException | None = error
     except Exception:
         portable = None
-    is_connection = isinstance(error, RuntimeError) and any(
-        word in str(error).lower() for word in ("connection", "gloo", "nccl", "socket", "store")
-    )
-    return Failure(rank, portable, trace, is_connection)
+    return Failure(rank, portable, trace, _is_broken_connection(error))
+
+
+def _is_broken_connection(error: BaseException) -> bool:
+    from torch.distributed import DistError
+
+    # What gloo raises is a plain RuntimeError.
+    return isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 class WorkerGroup:

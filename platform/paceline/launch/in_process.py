@@ -41,11 +41,13 @@ class InProcessLauncher:
 
     def launch(self, spec: RunSpec, trainer: Any) -> RunResult:
         """Run `spec`; hooks see the driver's own trainer."""
+        devices = spec.config.devices
+        device_index = devices[0] if isinstance(devices, tuple) else 0
         display = Display()
         link = LocalLink(display)
         try:
             with stop_on_signals(link.ask_to_stop):
-                result = worker.run(spec, Placement(), link, trainer)
+                result = worker.run(spec, Placement(), link, trainer, device_index)
         finally:
             display.close()
         if result.predictions is not None:

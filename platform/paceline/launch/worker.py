@@ -31,7 +31,7 @@ _STOP_EXCEPTIONS: dict[int, Callable[[], BaseException]] = {
 }
 
 
-def run(spec: RunSpec, placement: Placement, link: Link, trainer: Any = None) -> RunResult:
+def run(spec: RunSpec, placement: Placement, link: Link, trainer: Any = None, device_index: int = 0) -> RunResult:
     """Carry out a run, and say what it has come to.
 
     Args:
@@ -39,11 +39,13 @@ def run(spec: RunSpec, placement: Placement, link: Link, trainer: Any = None) ->
         placement: this worker's rank and the number of workers.
         link: the way to the driver.
         trainer: what hooks see as `trainer`; by default one is made for this worker.
+        device_index: the device among those that this process sees; Ray shows each worker its own only.
 
     Raises:
         BaseException: whatever the user's code raised, after `on_exception` and `teardown` have run.
     """
-    live = _make_run(spec, placement, link)
+    spec.strategy.connect(placement, spec.accelerator.device(device_index))
+    live = _make_run(spec, link)
     trainer = trainer if trainer is not None else spec.trainer_class.in_worker(spec)
     trainer.attach(live)
     live.hooks = Hooks(trainer, live.module, live.datamodule, live.callbacks, live.metrics.enter)
@@ -67,9 +69,8 @@ def run(spec: RunSpec, placement: Placement, link: Link, trainer: Any = None) ->
     return result
 
 
-def _make_run(spec: RunSpec, placement: Placement, link: Link) -> Run:
+def _make_run(spec: RunSpec, link: Link) -> Run:
     strategy = spec.strategy
-    strategy.connect(placement, spec.accelerator.device(placement.local_rank))
     return Run(
         run_key=spec.run_key,
         seed=spec.seed,
