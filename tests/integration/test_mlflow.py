@@ -16,7 +16,10 @@ import time
 import urllib.request
 
 import pytest
+import torch
+from tests.integration import tasks
 
+from paceline import Callback, Trainer, seed_everything
 from paceline.loggers import MLflowLogger
 
 QUIET = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
@@ -238,6 +241,68 @@ def test_a_server_that_dies_costs_nothing_and_sync_sends_the_rest(tmp_path, serv
     assert history(server.uri, run_id, "loss") == [(step, float(step)) for step in range(1500)]
     assert client(server.uri).get_run(run_id).info.status == "FINISHED"
     assert "Nothing waits" in sync(tmp_path).stdout
+
+
+class Paced(Callback):
+    """Makes every batch take 10 ms, and ends the server after the 100th."""
+
+    def __init__(self, end_server):
+        self.end_server = end_server
+        self.seconds = 0.0
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        time.sleep(0.01)
+        if trainer.global_step == 100:
+            self.end_server()
+
+    def on_train_start(self, trainer, pl_module):
+        self.begin = time.monotonic()
+
+    def on_train_end(self, trainer, pl_module):
+        self.seconds = time.monotonic() - self.begin
+
+
+def test_a_fit_whose_server_dies_ends_as_soon_and_with_the_same_weights(tmp_path, server, capfd):
+    if server.process is None:
+        server.start()
+    server.wait()
+    ends, weights = [], []
+    for name, logger, end_server in (
+        ("without", False, lambda: None),
+        ("dying", MLflowLogger("dying", tracking_uri=server.uri), server.kill),
+    ):
+        seed_everything(5)
+        module, paced = tasks.Classifier(0.3), Paced(end_server)
+        trainer = Trainer(
+            max_steps=400,
+            max_epochs=-1,
+            log_every_n_steps=1,
+            logger=logger,
+            callbacks=[paced],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=tmp_path / name,
+        )
+        trainer.fit(module, tasks.loader())
+        ends.append(paced.seconds)
+        weights.append(module.state_dict())
+    assert ends[1] < ends[0] + 10.0  # MLflow's own client would wait for minutes
+    for key, value in weights[0].items():
+        assert torch.equal(weights[1][key], value)
+    trainer.close()
+    assert "are not in MLflow yet" in capfd.readouterr().err
+
+    server.start()
+    server.wait()
+    until = time.monotonic() + 30
+    while sync(tmp_path / "dying").returncode:  # as long as this process lives, so does its sender, which is at it too
+        assert time.monotonic() < until
+        time.sleep(1)
+    found = client(server.uri)
+    (run,) = found.search_runs([found.get_experiment_by_name("dying").experiment_id])
+    assert [step for step, _ in history(server.uri, run.info.run_id, "train_loss_step")] == list(range(400))
+    assert run.info.status == "FINISHED"
 
 
 def test_a_driver_that_is_killed_leaves_a_killed_run_with_all_its_points(tmp_path, store):

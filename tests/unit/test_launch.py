@@ -4,9 +4,9 @@ import socket
 import time
 
 import pytest
+from tests.unit.models import Line, indexed, quiet_trainer
 
 from paceline.errors import MisconfigurationError
-from tests.unit.models import Line, indexed, quiet_trainer
 
 
 def test_an_address_where_nobody_listens_is_an_error_at_once(tmp_path):
