@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import numbers
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.errors import MisconfigurationError
+from paceline.values import EpochValue, Reduce, Values, batch_size_of, combine, number, read, scalar, wide
 
-Reduce = str | Callable[[Tensor], Tensor]
 Gather = Callable[[Any], list[Any]]
 
 REDUCTIONS = ("mean", "sum", "min", "max")
@@ -88,7 +87,7 @@ class _Entry:
         weight = batch_size if self.reduce == "mean" else 1
         self.weight += weight
         if self.total is None:
-            self.total = value.to(_wide(value), copy=True).mul_(weight)
+            self.total = value.to(wide(value), copy=True).mul_(weight)
             return
         if value.device != self.total.device:
             value = value.to(self.total.device)
@@ -132,34 +131,6 @@ class _Share:
     logger: bool
     prog_bar: bool
     loader: int | None
-
-
-@dataclass
-class Values:
-    """The newest values under the three headings that a trainer shows them."""
-
-    callback: dict[str, float] = field(default_factory=dict)
-    logged: dict[str, float] = field(default_factory=dict)
-    progress_bar: dict[str, float] = field(default_factory=dict)
-    fresh: set[str] = field(default_factory=set)
-    """Names whose epoch value came since the last training epoch's end: what schedulers on a plateau wait for."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What checkpoints keep."""
-        return {**asdict(self), "fresh": sorted(self.fresh)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
-        self.callback, self.logged, self.progress_bar = state["callback"], state["logged"], state["progress_bar"]
-        self.fresh = set(state["fresh"])
-
-    def take(self, name: str, value: float, logger: bool, prog_bar: bool) -> None:
-        """Show `value` as the newest of `name`."""
-        self.callback[name] = value
-        if logger:
-            self.logged[name] = value
-        if prog_bar:
-            self.progress_bar[name] = value
 
 
 class Metrics:
@@ -231,12 +202,12 @@ class Metrics:
         if isinstance(value, Tensor):
             value = value.detach().clone()  # the user may change it in place
             if value.ndim:
-                value = _scalar(name, value)
+                value = scalar(name, value)
         elif hasattr(value, "compute") and hasattr(value, "reset"):
             self._log_metric_object(entry, value)
             return
         else:
-            value = _number(name, value)
+            value = number(name, value)
         if entry.on_step:
             entry.newest, entry.unread = value, True
         if entry.on_epoch:
@@ -332,7 +303,9 @@ class Metrics:
             is_over: start anew; False for an epoch that a later fit may go on with.
         """
         entries = {
-            _text(key): entry for key, entry in self._entries.items() if entry.stage == stage and entry.has_epoch_value
+            "|".join(map(str, key)): entry
+            for key, entry in self._entries.items()
+            if entry.stage == stage and entry.has_epoch_value
         }
         shares = {key: entry.share() for key, entry in entries.items()}
         gathered = self._gather({key: share for key, share in shares.items() if entries[key].sync_epoch})
@@ -418,73 +391,6 @@ def _on_cpu(tensor: Tensor | None) -> Tensor | None:
     return tensor.cpu().clone() if tensor is not None else None
 
 
-@dataclass(slots=True)
-class EpochValue:
-    """One name's value over all samples of all workers; `loader` is its loader's index where that is in the name."""
-
-    name: str
-    value: float
-    logger: bool
-    loader: int | None
-
-
 def stage_of(hook: str) -> str:
     """The stage whose rows a value logged in `hook` belongs to."""
     return next((stage for stage in ("validation", "test") if stage in hook), "training")
-
-
-def combine(reduce: Reduce, values: list[float]) -> float:
-    """One number from several, by name or by a function of a 1-d tensor."""
-    if callable(reduce):
-        return float(reduce(torch.tensor(values, dtype=torch.float64)))
-    tensor = torch.tensor(values, dtype=torch.float64)
-    return float(getattr(tensor, reduce)())
-
-
-def read(values: list[Any]) -> list[float]:
-    """Values as floats; those on a device are brought over together, which waits for it once."""
-    on_device = [v for v in values if isinstance(v, Tensor) and v.device.type != "cpu"]
-    if not on_device:
-        return [float(value) for value in values]
-    brought = iter(torch.stack([value.to(_wide(value)) for value in on_device]).tolist())
-    return [next(brought) if isinstance(v, Tensor) and v.device.type != "cpu" else float(v) for v in values]
-
-
-def batch_size_of(batch: Any) -> int | None:
-    """The first dimension of the first tensor in a batch, however it is nested; None without one."""
-    if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.ndim else 1
-    if isinstance(batch, Mapping):
-        batch = batch.values()
-    elif isinstance(batch, str) or not isinstance(batch, Iterable):
-        return None
-    return next((size for size in map(batch_size_of, batch) if size is not None), None)
-
-
-def _text(key: tuple[str, str, int | None]) -> str:
-    return "|".join(map(str, key))
-
-
-def _wide(value: Tensor) -> torch.dtype:
-    # Sums over an epoch need more digits than a float32 has; Apple's GPUs have no float64.
-    return torch.float32 if value.device.type == "mps" else torch.float64
-
-
-def _scalar(name: str, value: Tensor) -> Tensor:
-    if value.numel() != 1:
-        raise MisconfigurationError(
-            f"`log({name!r})` got a tensor of shape {tuple(value.shape)}. Log one number: take its mean, or log "
-            "each element under a name of its own."
-        )
-    return value.reshape(())
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, numbers.Real):
-        return float(value)
-    if getattr(value, "size", None) == 1 and hasattr(value, "item"):  # a numpy array of one element
-        return float(value.item())
-    raise MisconfigurationError(
-        f"`log({name!r})` got a value of type {type(value).__name__}. Log a number, a tensor of one element or a "
-        "metric object; several at once with `log_dict`."
-    )

@@ -16,8 +16,9 @@ from paceline.errors import MisconfigurationError
 from paceline.hyperparameters import HasHyperParameters, build
 
 if TYPE_CHECKING:
-    from paceline.metrics import Metrics, Reduce
+    from paceline.metrics import Metrics
     from paceline.trainer import Trainer
+    from paceline.values import Reduce
 
 
 class Module(HasHyperParameters, nn.Module):

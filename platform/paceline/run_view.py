@@ -15,10 +15,10 @@ from paceline.config import TrainerConfig, make_config
 from paceline.datamodule import DataModule
 from paceline.loggers.logger import Logger
 from paceline.loops.run import Run
-from paceline.metrics import Values
 from paceline.module import Module
 from paceline.progress import FitProgress, RunState
 from paceline.strategies.base import Strategy
+from paceline.values import Values
 
 
 class RunView:

@@ -41,7 +41,7 @@ def main() -> None:
             f"Written by `make bench` on {datetime.date.today():%Y-%m-%d}, on {machine()}.",
             "",
             "Each row is a ratio of two figures of the same run, the smaller the better: the median over repetitions",
-            "in fresh processes, which take turns, and the smallest and largest of them.",
+            "in fresh processes, and the smallest and largest of them; the contenders take turns.",
             "",
             HEADER,
             *(measure.row() for measure in measures),

@@ -50,6 +50,18 @@ HEADER = (
 )
 
 
+def last_line(module: str, *arguments: str) -> str:
+    """What `python -m module arguments` prints last, in a fresh process.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{module} {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout.strip().splitlines()[-1]
+
+
 def in_turns(
     module: str, contenders: list[str], repetitions: int, say: Callable[[str], None]
 ) -> dict[str, list[float]]:
@@ -66,9 +78,6 @@ def in_turns(
     figures: dict[str, list[float]] = {name: [] for name in contenders}
     for repetition in range(repetitions):
         for name in contenders:
-            done = subprocess.run([sys.executable, "-m", module, name], capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise RuntimeError(f"{module} {name} failed:\n{done.stdout}{done.stderr}")
-            figures[name].append(float(done.stdout.strip().splitlines()[-1]))
+            figures[name].append(float(last_line(module, name)))
             say(f"{module} {name}, {repetition + 1} of {repetitions}: {figures[name][-1]:.4g}")
     return figures

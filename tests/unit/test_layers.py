@@ -14,7 +14,7 @@ PACKAGE = ROOT / "platform" / "paceline"
 
 # From the lowest up: a module imports from its own layer and from those below it.
 LAYERS = (
-    ("hyperparameters", "metrics", "hooks", "progress", "config", "seed", "errors"),
+    ("hyperparameters", "metrics", "values", "hooks", "progress", "config", "seed", "errors"),
     ("strategies",),
     ("data", "checkpoint", "loggers"),
     ("callbacks", "profilers", "module", "datamodule"),

@@ -89,8 +89,8 @@ def test_two_processes_that_write_one_spool_lose_no_line(folder):
         assert [record["step"] for record in written if name in record["values"]] == list(range(3000))
 
 
-def lose_rows(recorder, count):
-    for step in range(count):
+def lose_rows(recorder, count, first=0):
+    for step in range(first, first + count):
         recorder.put(row(step, loss=1.0))
     assert recorder.flush(timeout_s=10.0)
 
@@ -104,6 +104,23 @@ def test_a_full_disk_warns_once_and_training_goes_on(folder):
     recorder.close()
     assert len(caught) == 1
     assert recorder.dropped == 50
+
+
+def test_what_a_full_disk_cost_is_said_when_the_logger_closes(tmp_path, capfd):
+    logger = MLflowLogger(tracking_uri="http://127.0.0.1:9")
+    logger.start("run", f"{tmp_path}/.paceline/spool")
+    logger.log_metrics({"loss": 1.0}, 0)
+    assert logger._recorder.flush(timeout_s=10.0)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, logger._recorder._descriptor)
+    os.close(full)
+    with pytest.warns(UserWarning, match="No space left"):
+        lose_rows(logger._recorder, 5, first=1)
+    logger.finalize("finished")
+    logger.close(timeout_s=0.5)
+    logger._process.kill()
+    logger._process.wait()
+    assert "6 records of run run are lost" in capfd.readouterr().err  # five rows, and how it ended
 
 
 def test_a_spool_that_was_deleted_meanwhile_is_made_again(folder):
@@ -192,3 +209,12 @@ def test_what_sends_records_imports_nothing_heavy():
         "assert not {'torch', 'ray', 'mlflow'} & set(sys.modules), 'heavy'\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_a_line_that_a_kill_cut_does_not_take_the_next_record_with_it(folder):
+    spool = Spool(folder)
+    spool.append({"kind": "start", "run_key": "run"})
+    with open(spool.records, "ab") as file:
+        file.write(b'{"kind": "metrics", "step": 3, "val')
+    spool.append({"kind": "status", "status": "killed"})
+    assert [record["kind"] for record in spool.lives()] == ["start", "status"]

@@ -213,12 +213,20 @@ class MLflowLogger(Logger):
         if not self._ended:
             self.finalize("killed")
         self._recorder.close()
+        lost = self._recorder.dropped
         self._recorder = self._sink = None
         atexit.unregister(self._close_at_exit)
         spool = Spool(self.spool)
+        if lost:
+            print(
+                f"paceline: {lost} records of run {self._run_key} are lost: {spool.folder} could not take them.",
+                file=sys.stderr,
+            )
+        # Without the record that ends the run, which may be among the lost, the sender stays until this process ends.
+        ends = any(record["kind"] == "status" for record in spool.lives()[-1:])
         with contextlib.suppress(OSError), open(spool.finish, "w"):  # on a full disk it ends after this process
             pass
-        self._wait_for_sender(spool, timeout_s)
+        self._wait_for_sender(spool, timeout_s if ends else min(timeout_s, _FAILING_LIMIT_S))
         waiting, state = spool.waiting(), self._look(spool)
         if waiting:
             reason = f" ({state['error']})" if state.get("error") else ""

@@ -24,6 +24,7 @@ _INTERVAL_S = 1.0
 _POLL_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 _ORPHAN_LIMIT_S = 10.0
+_SETTINGS = {**HTTP_SETTINGS, "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
 class Outcome(NamedTuple):
@@ -49,13 +50,13 @@ def start_sender(spool: Spool) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             start_new_session=True,  # Ctrl-C is for the run, which then still has something to send
-            env={**os.environ, **HTTP_SETTINGS},
+            env={**os.environ, **_SETTINGS},
         )
 
 
 def send_now(spool: Spool, log: Callable[[str], None]) -> Outcome:
     """Send what waits in a spool, in this process, up to the first failure."""
-    os.environ.update(HTTP_SETTINGS)
+    os.environ.update(_SETTINGS)
     lock = _lock(spool)
     if lock is None:
         return Outcome(0, 0, spool.waiting(), "its run is still sending")

@@ -57,7 +57,8 @@ class Spool:
         """
         descriptor = self.open()
         try:
-            os.write(descriptor, encode(record))
+            # On a line of its own, whatever a full disk or a kill has cut before it.
+            os.write(descriptor, b"\n" + encode(record))
         finally:
             os.close(descriptor)
 

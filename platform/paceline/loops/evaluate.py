@@ -14,7 +14,7 @@ from paceline.data.feed import Feed
 from paceline.errors import StopRun
 from paceline.loops.run import Run
 from paceline.loops.steps import step_call, transfer_call
-from paceline.metrics import EpochValue
+from paceline.values import EpochValue
 
 
 class EvaluationLoop:

@@ -14,10 +14,11 @@ from paceline.hooks import Hooks
 from paceline.loggers.logger import Logger
 from paceline.loops.link import Link
 from paceline.loops.optimizers import SchedulerConfig
-from paceline.metrics import EpochValue, Metrics
+from paceline.metrics import Metrics
 from paceline.module import Module
 from paceline.progress import FitProgress, RunState
 from paceline.strategies.base import Strategy
+from paceline.values import EpochValue
 
 
 @dataclass

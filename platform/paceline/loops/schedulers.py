@@ -6,8 +6,8 @@ import warnings
 
 from paceline.errors import MisconfigurationError
 from paceline.loops.optimizers import SchedulerConfig
-from paceline.metrics import Values
 from paceline.progress import FitProgress
+from paceline.values import Values
 
 
 class Schedulers:
