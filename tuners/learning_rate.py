@@ -146,9 +146,7 @@ class _RateRamp(Callback):
             for group in optimizer.param_groups:
                 group["lr"] = rate
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         if outputs is None or trainer.global_step == len(self.lr):
             return
         self._average = _SMOOTHING * self._average + (1 - _SMOOTHING) * float(outputs["loss"])
