@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -172,6 +173,16 @@ class TrainerConfig(BaseModel):
         """`default_root_dir`: a URL as it was given, or an absolute path."""
         root = os.fspath(self.default_root_dir) if self.default_root_dir is not None else os.getcwd()
         return root if "://" in root else os.path.abspath(os.path.expanduser(root))
+
+
+def signature() -> inspect.Signature:
+    """The arguments as keywords, with types and defaults: what `help` and notebooks show."""
+    return inspect.Signature(
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation)
+            for name, field in TrainerConfig.model_fields.items()
+        ]
+    )
 
 
 def make_config(arguments: Mapping[str, Any]) -> TrainerConfig:

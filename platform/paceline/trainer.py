@@ -13,7 +13,7 @@ from paceline.callbacks.defaults import with_defaults, with_module_callbacks
 from paceline.checkpoint import storage
 from paceline.checkpoint.resolve import resolve
 from paceline.checkpoint.state import OWN_KEY
-from paceline.config import TrainerConfig, make_config
+from paceline.config import TrainerConfig, make_config, signature
 from paceline.datamodule import DataModule
 from paceline.errors import ArgumentTypeError, MisconfigurationError
 from paceline.launch.choose import choose_launcher
@@ -49,6 +49,8 @@ class Trainer(RunView):
         >>> trainer.fit(module, datamodule=data)
         >>> trainer.test(datamodule=data, ckpt_path="best")
     """
+
+    __signature__ = signature()
 
     def __init__(self, **arguments: Any) -> None:
         config = make_config(arguments)

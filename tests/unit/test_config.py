@@ -1,5 +1,6 @@
 """A wrong argument is refused at once, in words that say what is allowed; the environment sets defaults."""
 
+import inspect
 import math
 
 import pytest
@@ -223,3 +224,10 @@ def test_the_root_folder_is_the_working_folder_by_default(tmp_path, monkeypatch)
 
 def test_every_argument_says_what_it_means():
     assert [name for name, field in TrainerConfig.model_fields.items() if not field.description] == []
+
+
+def test_help_shows_every_argument_with_its_default():
+    shown = inspect.signature(Trainer).parameters
+    assert shown["max_steps"].default == -1
+    assert shown["num_sanity_val_steps"].default == 2
+    assert {"devices", "callbacks", "logger", "restart_every_n_steps"} < set(shown)
