@@ -15,16 +15,19 @@ class Accelerator:
     Attributes:
         name: what `Trainer(accelerator=)` calls it.
         backend: the process-group backend that its tensors need.
-        ray_resource: what Ray calls it; None where Ray only counts CPUs.
     """
 
     name = "cpu"
     backend = "gloo"
-    ray_resource: str | None = None
 
     def count(self) -> int:
         """How many of them this machine has; a CPU can host any number of workers, and counts as one."""
         return 1
+
+    @property
+    def ray_resources(self) -> dict[str, float]:
+        """What Ray sets aside for one worker."""
+        return {"CPU": 1.0}
 
     def device(self, index: int) -> torch.device:
         """The device with an index, counted among those that this process sees."""
@@ -36,11 +39,15 @@ class CUDAAccelerator(Accelerator):
 
     name = "cuda"
     backend = "nccl"
-    ray_resource = "GPU"
 
     def count(self) -> int:
         """The GPUs that this process sees."""
         return torch.cuda.device_count()
+
+    @property
+    def ray_resources(self) -> dict[str, float]:
+        """A GPU, and a CPU to feed it."""
+        return {"CPU": 1.0, "GPU": 1.0}
 
     def device(self, index: int) -> torch.device:
         """The GPU with an index, made the current one."""

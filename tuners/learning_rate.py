@@ -170,7 +170,6 @@ def search(trainer: Trainer, module: Module, train_loader: Any, datamodule: Any,
         ramp: the rates.
     """
     verify("fit", module, datamodule, train_loader, None)
-    accelerator = trainer.accelerator
     shared = {name: getattr(trainer.config, name) for name in _SHARED}
     config = make_config(
         {**shared, "max_steps": ramp.num_training, "max_epochs": -1, "limit_val_batches": 0, "num_sanity_val_steps": 0}
@@ -186,7 +185,7 @@ def search(trainer: Trainer, module: Module, train_loader: Any, datamodule: Any,
         callbacks=[_RateRamp(ramp)],
         loggers=[],
         strategy=SingleDeviceStrategy(),
-        accelerator=accelerator,
+        accelerator=trainer.accelerator,
         num_workers=1,
         num_nodes=1,
         run_key="lr_find",
@@ -194,8 +193,7 @@ def search(trainer: Trainer, module: Module, train_loader: Any, datamodule: Any,
         log_dir="",
         restart_dir="",
     )
-    resources = {"cpu": 1.0, **({accelerator.ray_resource.lower(): 1.0} if accelerator.ray_resource else {})}
-    curve = run_trial(_ramp_trial, spec, resources, trainer.cluster_address)
+    curve = run_trial(_ramp_trial, spec, trainer.cluster_address)
     return LearningRateCurve(curve["lr"], curve["loss"], ramp.mode)
 
 

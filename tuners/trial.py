@@ -38,15 +38,12 @@ def run_here(spec: RunSpec) -> RunResult:
     return worker.run(spec, Placement(), SilentLink())
 
 
-def run_trial(
-    function: Callable[..., dict[str, Any]], spec: RunSpec, resources: dict[str, float], address: str | None
-) -> dict[str, Any]:
+def run_trial(function: Callable[..., dict[str, Any]], spec: RunSpec, address: str | None) -> dict[str, Any]:
     """Call `function(spec)` in one Ray Tune trial, and return what it returns.
 
     Args:
         function: called in the trial's process; returns plain data.
         spec: sent once, through Ray's object store.
-        resources: what Ray sets aside for the trial.
         address: of a Ray cluster; None starts one on this machine.
 
     Raises:
@@ -72,7 +69,10 @@ def run_trial(
     folder = tempfile.mkdtemp(prefix="paceline-tune-")
     try:
         tuner = tune.Tuner(
-            tune.with_resources(tune.with_parameters(trial, shipped=(sys.path, cloudpickle.dumps(spec))), resources),
+            tune.with_resources(
+                tune.with_parameters(trial, shipped=(sys.path, cloudpickle.dumps(spec))),
+                tune.PlacementGroupFactory([spec.accelerator.ray_resources]),
+            ),
             run_config=tune.RunConfig(storage_path=folder, name="trial", verbose=0),
         )
         result = tuner.fit()[0]

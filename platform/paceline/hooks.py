@@ -158,9 +158,10 @@ class Hooks:
         self.call_logging(name, *args)
         self.call_reading(name, *args)
 
-    def call_logging(self, name: str, *args: Any) -> None:
-        """Call the hook of all but the callbacks with `reads_metrics`."""
+    def call_logging(self, name: str, *args: Any) -> bool:
+        """Call the hook of all but the callbacks with `reads_metrics`; whether there was any, on all workers alike."""
         self._call(name, self._calls[name], args)
+        return bool(self._calls[name])
 
     def call_reading(self, name: str, *args: Any) -> None:
         """Call the hook of the callbacks with `reads_metrics`."""

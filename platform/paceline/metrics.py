@@ -139,13 +139,11 @@ class Metrics:
     Args:
         gather: gives a list with every worker's object, in rank order.
         is_global_zero: whether this worker's step values are those that are shown.
-        enabled: False switches `log` off.
     """
 
-    def __init__(self, gather: Gather, is_global_zero: bool = True, enabled: bool = True) -> None:
+    def __init__(self, gather: Gather, is_global_zero: bool = True) -> None:
         self._gather = gather
         self._is_global_zero = is_global_zero
-        self._enabled = enabled
         self._entries: dict[tuple[str, str, int | None], _Entry] = {}
         self._values = Values()
         self._batch: Any = None
@@ -182,8 +180,6 @@ class Metrics:
         rank_zero_only: bool = False,
     ) -> None:
         """Take one value; the arguments are those of `Module.log`."""
-        if not self._enabled:
-            return
         loader = self.dataloader_idx if add_dataloader_idx else None
         key = (self.hook, name, loader)
         options = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
@@ -359,7 +355,11 @@ class Metrics:
         metric object, which is part of the module.
         """
         return [
-            {"key": list(key), **{name: getattr(entry, name) for name in _KEPT}, "total": _on_cpu(entry.total)}
+            {
+                "key": list(key),
+                **{name: getattr(entry, name) for name in _KEPT},
+                "total": entry.total.to("cpu", copy=True),
+            }
             for key, entry in self._entries.items()
             if entry.stage == "training" and entry.total is not None
         ]
@@ -385,10 +385,6 @@ _KEPT = (
     "loader",
     "weight",
 )
-
-
-def _on_cpu(tensor: Tensor | None) -> Tensor | None:
-    return tensor.cpu().clone() if tensor is not None else None
 
 
 def stage_of(hook: str) -> str:

@@ -38,8 +38,14 @@ def seed_everything(seed: int | None = None) -> int:
 
 def seed_process(seed: int) -> None:
     """Seed the generators of this process alone."""
-    random.seed(seed)
     torch.manual_seed(seed)
+    _seed_cpu(seed)
+
+
+def _seed_cpu(seed: int) -> None:
+    """Without `torch.manual_seed`, which takes a note for each kind of device that is not in use yet."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
     numpy = _numpy()
     if numpy is not None:
         numpy.random.seed(seed)
@@ -97,12 +103,7 @@ def isolated_random_state(seed: int | None = None) -> Iterator[None]:
     state = random_state()
     try:
         if seed is not None:
-            # Not `torch.manual_seed`, which takes a note for each kind of device that is not in use yet: this is done
-            # in every epoch.
-            torch.default_generator.manual_seed(seed)
-            random.seed(seed)
-            if (numpy := _numpy()) is not None:
-                numpy.random.seed(seed)
+            _seed_cpu(seed)  # this is done in every epoch
         yield
     finally:
         set_random_state(state)

@@ -12,7 +12,7 @@ from paceline import recording
 from paceline.callbacks.defaults import with_defaults, with_module_callbacks
 from paceline.checkpoint import storage
 from paceline.checkpoint.resolve import resolve
-from paceline.checkpoint.state import OWN_KEY
+from paceline.checkpoint.state import OWN_KEY, without_training
 from paceline.config import TrainerConfig, make_config, signature
 from paceline.datamodule import DataModule
 from paceline.errors import ArgumentTypeError, MisconfigurationError
@@ -182,8 +182,7 @@ class Trainer(RunView):
             self._live_run.save_checkpoint(path, weights_only)
             self._live_run.writer.wait()
         elif self._checkpoint is not None:
-            training = ("loops", "callbacks", "optimizer_states", "lr_schedulers") if weights_only else ()
-            storage.save({key: value for key, value in self._checkpoint.items() if key not in training}, path)
+            storage.save(without_training(self._checkpoint) if weights_only else self._checkpoint, path)
         else:
             raise MisconfigurationError("There is no state to save: call `fit` first.")
 

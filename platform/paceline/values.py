@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.errors import MisconfigurationError
+from paceline.errors import MisconfigurationError, nearest
 
 Reduce = str | Callable[[Tensor], Tensor]
 
@@ -51,6 +51,12 @@ class EpochValue:
     value: float
     logger: bool
     loader: int | None
+
+
+def not_logged(who: str, name: str, values: Mapping[str, float]) -> str:
+    """Sentences that say that `who` looks for a name that was not logged, and what was."""
+    logged = ", ".join(sorted(values)) or "none"
+    return f"`{who}(monitor={name!r})`: no such value was logged.{nearest(name, values)} Logged were: {logged}."
 
 
 def combine(reduce: Reduce, values: list[float]) -> float:

@@ -33,6 +33,8 @@ def say(text: str) -> None:
 def main() -> None:
     """Run the subjects that are named, or all."""
     names = sys.argv[1:] or list(SUBJECTS)
+    if unknown := set(names) - set(SUBJECTS):
+        sys.exit(f"There is no subject {', '.join(sorted(unknown))}. There are: {', '.join(SUBJECTS)}.")
     measures = [measure for name in names for measure in SUBJECTS[name].run(say)]
     text = "\n".join(
         [

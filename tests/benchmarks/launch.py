@@ -61,7 +61,7 @@ def warm(folder: str) -> float:
     return float(Path(path).read_text()) - begin
 
 
-def bare_actors(_: str) -> float:
+def bare_actors(folder: str) -> float:
     """Two actors that import torch, form a gloo group and exchange one number."""
 
     @ray.remote(num_cpus=1)
@@ -78,7 +78,7 @@ def bare_actors(_: str) -> float:
             dist.all_reduce(value)
             return float(value)
 
-    store = tempfile.mktemp()
+    store = f"{folder}/store"
     begin = time.time()
     actors = [Bare.remote() for _ in range(2)]
     ray.get([actor.ready.remote() for actor in actors])

@@ -10,22 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from paceline import Callback, Module
-
-
-class IndexData(Dataset[Tensor]):
-    """Sample i is a tensor of shape (1,) filled with i."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.full((1,), float(index))
 
 
 class IndexModule(Module):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.index_data import IndexData
 from tests.integration import tasks
 from torch.utils.data import DataLoader
 
@@ -57,15 +58,15 @@ def test_two_workers_train_like_one_with_the_global_batch(tmp_path: Path, option
 
 
 def test_each_sample_counts_once_in_a_test_and_names_are_reduced_apart(tmp_path: Path) -> None:
-    (result,) = trainer(tmp_path).test(tasks.IndexModule(), DataLoader(tasks.IndexData(5)), verbose=False)
+    (result,) = trainer(tmp_path).test(tasks.IndexModule(), DataLoader(IndexData(5)), verbose=False)
     assert result == {"mean": 2.0, "sum": 10.0, "largest": 4.0, "only_where_zero_is": 7.0}
 
 
 def test_predictions_come_in_the_order_of_the_data(tmp_path: Path) -> None:
     module, runner = tasks.IndexModule(), trainer(tmp_path)
-    predictions = runner.predict(module, DataLoader(tasks.IndexData(5)))
+    predictions = runner.predict(module, DataLoader(IndexData(5)))
     assert [int(batch) for batch in predictions] == [0, 1, 2, 3, 4]
-    two = [DataLoader(tasks.IndexData(5), batch_size=2), DataLoader(tasks.IndexData(1))]
+    two = [DataLoader(IndexData(5), batch_size=2), DataLoader(IndexData(1))]
     assert [torch.cat(part).flatten().tolist() for part in runner.predict(module, two)] == [[0, 1, 2, 3, 4], [0]]
     assert runner.predict(module, two, return_predictions=False) is None
 
@@ -159,7 +160,7 @@ def test_more_workers_than_this_machine_has_is_an_error_in_seconds(tmp_path: Pat
     try:
         begin = time.monotonic()
         with pytest.raises(MisconfigurationError, match="Use fewer `devices`"):
-            trainer(tmp_path, devices=64).test(tasks.IndexModule(), DataLoader(tasks.IndexData(5)))
+            trainer(tmp_path, devices=64).test(tasks.IndexModule(), DataLoader(IndexData(5)))
         assert time.monotonic() - begin < 10
     finally:
         actors._started_here = False
@@ -167,14 +168,14 @@ def test_more_workers_than_this_machine_has_is_an_error_in_seconds(tmp_path: Pat
 
 def test_another_cluster_than_the_one_this_process_is_in_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MisconfigurationError, match=r"`address='127.0.0.1:9'`: this process is in"):
-        trainer(tmp_path, address="127.0.0.1:9").test(tasks.IndexModule(), DataLoader(tasks.IndexData(5)))
+        trainer(tmp_path, address="127.0.0.1:9").test(tasks.IndexModule(), DataLoader(IndexData(5)))
 
 
 def test_what_cannot_be_sent_to_workers_is_named(tmp_path: Path) -> None:
     module = tasks.IndexModule()
     module.lock = __import__("threading").Lock()
     with pytest.raises(MisconfigurationError, match="module cannot be sent"):
-        trainer(tmp_path).test(module, DataLoader(tasks.IndexData(5)))
+        trainer(tmp_path).test(module, DataLoader(IndexData(5)))
 
 
 INTERRUPTED = """

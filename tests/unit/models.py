@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.index_data import IndexData
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from paceline import Module, Trainer
 from paceline.callbacks import Callback
@@ -27,19 +28,6 @@ def quiet_trainer(root: Path | str, **arguments: Any) -> Trainer:
         "enable_checkpointing": any(type(c).__name__ == "ModelCheckpoint" for c in arguments.get("callbacks") or []),
     }
     return Trainer(**{**defaults, **arguments})
-
-
-class IndexData(Dataset[Tensor]):
-    """Sample i is the one-element tensor [i]."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor([float(index)])
 
 
 def indexed(length: int, batch_size: int = 1, **options: Any) -> DataLoader[Tensor]:

@@ -7,7 +7,8 @@ import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.callbacks.callback import Callback
-from paceline.errors import MisconfigurationError, nearest
+from paceline.errors import MisconfigurationError
+from paceline.values import not_logged
 
 if TYPE_CHECKING:
     from paceline.module import Module
@@ -112,10 +113,7 @@ class EarlyStopping(Callback):
     def _check(self, trainer: Trainer) -> None:
         values = trainer.run.metrics.values.callback
         if self.monitor not in values:
-            text = (
-                f"`EarlyStopping(monitor={self.monitor!r})`: no such value was logged."
-                f"{nearest(self.monitor, values)} Logged were: {', '.join(sorted(values)) or 'none'}."
-            )
+            text = not_logged("EarlyStopping", self.monitor, values)
             if self.strict:
                 raise MisconfigurationError(text)
             warnings.warn(text, stacklevel=2)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from paceline.callbacks.callback import Callback
 from paceline.checkpoint import storage
 from paceline.errors import MisconfigurationError, nearest
+from paceline.values import not_logged
 
 if TYPE_CHECKING:
     from paceline.module import Module
@@ -208,10 +209,7 @@ class ModelCheckpoint(Callback):
             return None
         values = trainer.run.metrics.values.callback
         if self.monitor not in values:
-            raise MisconfigurationError(
-                f"`ModelCheckpoint(monitor={self.monitor!r})`: no such value was logged."
-                f"{nearest(self.monitor, values)} Logged were: {', '.join(sorted(values)) or 'none'}."
-            )
+            raise MisconfigurationError(not_logged("ModelCheckpoint", self.monitor, values))
         return float(values[self.monitor])
 
     def _make_room(self, score: float | None) -> list[str] | None:

@@ -19,6 +19,7 @@ VERSION = "0.1.0"
 LIGHTNING_VERSION = "2.6.0"
 OWN_KEY = "paceline"
 
+_TRAINING_KEYS = ("loops", "callbacks", "optimizer_states", "lr_schedulers")
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -97,6 +98,11 @@ def capture(run: Stateful, weights_only: bool = False) -> dict[str, Any]:
         }
     run.announce("on_save_checkpoint", checkpoint)
     return copy_to_cpu(checkpoint) if run.strategy.is_global_zero else {}
+
+
+def without_training(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint without what only training needs."""
+    return {key: value for key, value in checkpoint.items() if key not in _TRAINING_KEYS}
 
 
 def restore_weights(run: Stateful, checkpoint: dict[str, Any]) -> None:

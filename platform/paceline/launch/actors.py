@@ -127,5 +127,4 @@ def _merge(results: list[RunResult], spec: RunSpec) -> RunResult:
     if result.predictions is not None:
         result.predictions = in_data_order([one.predictions for one in results])
     result.give_back(spec)
-    result.attempts = spec.attempt + 1
     return result

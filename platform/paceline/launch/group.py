@@ -210,9 +210,7 @@ def acquire(spec: RunSpec, can_grow: bool) -> WorkerGroup:
         can_grow: whether the cluster may have more to give later.
     """
     global _warm
-    resources = {"CPU": 1.0}
-    if spec.accelerator.ray_resource is not None:
-        resources[spec.accelerator.ray_resource] = 1.0
+    resources = spec.accelerator.ray_resources
     backend = spec.accelerator.backend
     if _warm is not None and _warm.shape != (spec.num_workers, tuple(sorted(resources.items())), backend):
         close()

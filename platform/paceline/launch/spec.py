@@ -65,7 +65,6 @@ class RunResult:
         predictions: of predict: from a worker its own, per loader, each with its place in the data; from a launcher
             all of them, per loader, in the order of the data.
         stopped_by: the signal that ended the run early; 0 for none.
-        attempts: how often the run was started.
     """
 
     checkpoint: dict[str, Any] = field(default_factory=dict)
@@ -73,7 +72,6 @@ class RunResult:
     results: list[dict[str, float]] = field(default_factory=list)
     predictions: Any = None
     stopped_by: int = 0
-    attempts: int = 1
 
     def give_back(self, spec: RunSpec) -> None:
         """Put what workers elsewhere have come to into the driver's own module, data module and callbacks."""

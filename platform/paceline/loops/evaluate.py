@@ -54,8 +54,8 @@ class EvaluationLoop:
                 self._run_loader(index, feed, limit)
             metrics.dataloader_idx = None
             values = metrics.reduce_epoch(stage)
-            hooks.call_logging(f"on_{stage}_epoch_end")
-            values += metrics.reduce_epoch(stage)
+            if hooks.call_logging(f"on_{stage}_epoch_end"):
+                values += metrics.reduce_epoch(stage)
             hooks.call_reading(f"on_{stage}_epoch_end")
             if run.state.stage != "sanity_check":
                 run.log_epoch(values)

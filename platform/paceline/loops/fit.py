@@ -179,8 +179,8 @@ class FitLoop:
     def end_epoch(self, is_whole: bool) -> None:
         """Reduce what the epoch logged; callbacks that look at metrics come after the module has logged its own."""
         row = self._metrics.reduce_epoch("training", is_whole)
-        self._hooks.call_logging("on_train_epoch_end")
-        row += self._metrics.reduce_epoch("training", is_whole)
+        if self._hooks.call_logging("on_train_epoch_end"):
+            row += self._metrics.reduce_epoch("training", is_whole)
         self.run_parts.log_epoch(row)
         self._hooks.call_reading("on_train_epoch_end")
         self._consensus.look()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -86,27 +86,25 @@ def _forms(returned: Any) -> tuple[list[Any], list[Any]]:
 def _from_dicts(dicts: list[Any]) -> tuple[list[Any], list[Any]]:
     allowed = ("optimizer", "lr_scheduler")
     for one in dicts:
-        for key in one:
-            if key not in allowed:
-                raise MisconfigurationError(
-                    f"`configure_optimizers` returned a dict with the unknown key `{key}`.{nearest(str(key), allowed)} "
-                    f"Allowed: {', '.join(allowed)}."
-                )
+        _refuse_unknown_keys("`configure_optimizers` returned a dict with", one, allowed)
         if "optimizer" not in one:
             raise MisconfigurationError(f"`configure_optimizers` returned a dict without `optimizer`. {_FORMS}")
     schedulers = [one["lr_scheduler"] for one in dicts if one.get("lr_scheduler") is not None]
     return [one["optimizer"] for one in dicts], schedulers
 
 
+def _refuse_unknown_keys(what: str, given: Mapping[Any, Any], allowed: Sequence[str]) -> None:
+    for key in given:
+        if key not in allowed:
+            raise MisconfigurationError(
+                f"{what} the unknown key `{key}`.{nearest(str(key), allowed)} Allowed: {', '.join(allowed)}."
+            )
+
+
 def _scheduler(given: Any) -> SchedulerConfig:
     if isinstance(given, Mapping):
         known = [field.name for field in fields(SchedulerConfig)]
-        for key in given:
-            if key not in known:
-                raise MisconfigurationError(
-                    f"A scheduler's configuration has the unknown key `{key}`.{nearest(str(key), known)} "
-                    f"Allowed: {', '.join(known)}."
-                )
+        _refuse_unknown_keys("A scheduler's configuration has", given, known)
         if "scheduler" not in given:
             raise MisconfigurationError("A scheduler's configuration needs the key `scheduler`.")
         config = SchedulerConfig(**given)
