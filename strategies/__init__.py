@@ -3,6 +3,7 @@
 from paceline.strategies.accelerators import Accelerator
 from paceline.strategies.base import Strategy
 from paceline.strategies.ddp import DDPStrategy
+from paceline.strategies.precision import Precision
 from paceline.strategies.single_device import SingleDeviceStrategy
 
-__all__ = ["Accelerator", "DDPStrategy", "SingleDeviceStrategy", "Strategy"]
+__all__ = ["Accelerator", "DDPStrategy", "Precision", "SingleDeviceStrategy", "Strategy"]

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from paceline.strategies.precision import Precision
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -40,6 +42,7 @@ class Strategy:
         name: what `Trainer(strategy=)` calls it.
         device: this worker's device.
         placement: this worker's rank and the number of workers.
+        precision: the number formats that the module runs in.
     """
 
     name = "base"
@@ -48,6 +51,7 @@ class Strategy:
     def __init__(self) -> None:
         self.placement = Placement()
         self.device = torch.device("cpu")
+        self.precision = Precision()
 
     def connect(self, placement: Placement, device: torch.device) -> None:
         """Take this worker's place; the process group, if one is needed, is there already."""
@@ -59,10 +63,16 @@ class Strategy:
         """Whether this is the worker that writes files and rows."""
         return self.placement.global_rank == 0
 
+    @property
+    def inference_tensors_work(self) -> bool:
+        """Whether evaluation may run under `torch.inference_mode`."""
+        return True
+
     # -- the module -----------------------------------------------------------------------------------------------
 
     def setup(self, module: nn.Module) -> None:
-        """Bring the module to the device."""
+        """Bring the module to its number format and to the device."""
+        self.precision.convert_module(module)
         module.to(self.device)
 
     def wrap(self, module: nn.Module, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,12 +90,13 @@ class Strategy:
         """Around batches whose gradients are only gathered: the workers do not exchange them."""
         yield
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute the gradients."""
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.precision.scale(loss).backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def clip_gradients(self, optimizer: Optimizer, limit: float, algorithm: str) -> None:
         """Clip the gradients of the optimizer's parameters, by their common "norm" or each "value"."""
+        self.precision.unscale(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if algorithm == "norm":
             nn.utils.clip_grad_norm_(parameters, limit)

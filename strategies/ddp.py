@@ -41,6 +41,11 @@ class DDPStrategy(Strategy):
         self._options = options
         self._wrapped: DistributedDataParallel | None = None
 
+    @property
+    def inference_tensors_work(self) -> bool:
+        """Gloo's collectives cannot take tensors of the inference mode."""
+        return self.placement.world_size == 1 or dist.get_backend() != "gloo"
+
     def wrap(self, module: nn.Module, step: Callable[..., Any]) -> Callable[..., Any]:
         """The step inside DistributedDataParallel, which averages the gradients in the backward pass."""
         if self.placement.world_size == 1 or not any(p.requires_grad for p in module.parameters()):

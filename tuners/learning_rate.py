@@ -11,7 +11,9 @@ from paceline.config import make_config
 from paceline.errors import MisconfigurationError
 from paceline.launch.spec import RunSpec
 from paceline.launch.verify import verify
+from paceline.loops.fit import FitLoop
 from paceline.seed import current_seed
+from paceline.strategies.precision import make_precision
 from paceline.strategies.single_device import SingleDeviceStrategy
 from paceline.tuners.trial import run_here, run_trial
 
@@ -174,6 +176,8 @@ def search(trainer: Trainer, module: Module, train_loader: Any, datamodule: Any,
     config = make_config(
         {**shared, "max_steps": ramp.num_training, "max_epochs": -1, "limit_val_batches": 0, "num_sanity_val_steps": 0}
     )
+    strategy = SingleDeviceStrategy()
+    strategy.precision = make_precision(config.precision, trainer.accelerator.name)
     spec = RunSpec(
         fn="fit",
         trainer_class=type(trainer),
@@ -184,7 +188,7 @@ def search(trainer: Trainer, module: Module, train_loader: Any, datamodule: Any,
         eval_loaders=None,
         callbacks=[_RateRamp(ramp)],
         loggers=[],
-        strategy=SingleDeviceStrategy(),
+        strategy=strategy,
         accelerator=trainer.accelerator,
         num_workers=1,
         num_nodes=1,
@@ -192,6 +196,7 @@ def search(trainer: Trainer, module: Module, train_loader: Any, datamodule: Any,
         seed=current_seed(),
         log_dir="",
         restart_dir="",
+        loop=FitLoop(),
     )
     curve = run_trial(_ramp_trial, spec, trainer.cluster_address)
     return LearningRateCurve(curve["lr"], curve["loss"], ramp.mode)

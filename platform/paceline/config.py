@@ -5,76 +5,36 @@ from __future__ import annotations
 import ast
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from paceline import checks
 from paceline.errors import ArgumentTypeError, MisconfigurationError, nearest
+from paceline.old_arguments import translate
 
 ENVIRONMENT_PREFIX = "PACELINE_TRAINER_"
 
 Devices = int | Literal["auto"] | tuple[int, ...]
 
 
-def _devices(value: Any) -> Any:
-    """A count, "auto", or a tuple of device ids, from all the ways in which people write them."""
-    allowed = 'Use a count such as 2, a list of ids such as [0, 1], -1 for all devices, or "auto".'
-    if isinstance(value, str) and value != "auto":
-        parts = [part.strip() for part in value.split(",")]
-        if not all(part.lstrip("-").isdigit() for part in parts):
-            raise ValueError(f"`devices={value!r}` is no number of devices. {allowed}")
-        value = int(parts[0]) if len(parts) == 1 else [int(part) for part in parts]
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        if not value or len(set(value)) != len(value) or not all(type(i) is int and i >= 0 for i in value):
-            raise ValueError(f"`devices={list(value)!r}`: device ids are different ints from 0. {allowed}")
-        return tuple(value)
-    if value != "auto" and (type(value) is not int or value == 0 or value < -1):
-        raise ValueError(f"`devices={value!r}` runs on no device. {allowed}")
-    return value
+# What `barebones` sets.
+_BAREBONES: dict[str, Any] = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+    "fast_dev_run": 0,
+    "detect_anomaly": False,
+    "profiler": None,
+    "track_grad_norm": -1,
+}
 
-
-def _limit(name: str) -> BeforeValidator:
-    def check(value: Any) -> Any:
-        allowed = "Use an int number of batches, a float share from 0.0 to 1.0, or 0 to switch the stage off."
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise ValueError(f"`{name}={value!r}` is no number of batches. {allowed}")
-        if isinstance(value, float) and value > 1:
-            raise ValueError(f"`{name}={value!r}` is more than all batches. {allowed}")
-        return value
-
-    return BeforeValidator(check)
-
-
-def _at_least(name: str, least: int, meaning: str) -> BeforeValidator:
-    def check(value: Any) -> Any:
-        if value is not None and (type(value) is not int or value < least):
-            raise ValueError(f"`{name}={value!r}` must be an int of at least {least}{meaning}.")
-        return value
-
-    return BeforeValidator(check)
-
-
-def _precision(value: Any) -> Any:
-    if value in ("32-true", "32", 32):
-        return "32-true"
-    raise ValueError(f'`precision={value!r}` is not available. Use "32-true".')
-
-
-def _clip_value(value: Any) -> Any:
-    if value is None:
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ArgumentTypeError(f"`gradient_clip_val={value!r}` must be a number, or None for no clipping.")
-    if not value >= 0:
-        raise ValueError(f"`gradient_clip_val={value!r}` must not be negative; None or 0 does not clip.")
-    return float(value)
-
-
-def _clip_algorithm(value: Any) -> Any:
-    if isinstance(value, str) and value.lower() in ("norm", "value"):
-        return value.lower()
-    raise ValueError(f'`gradient_clip_algorithm={value!r}` is not known. Use "norm" or "value".')
+_STAGE_LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches")
 
 
 class TrainerConfig(BaseModel):
@@ -83,56 +43,95 @@ class TrainerConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     accelerator: Any = Field("auto", description='"cpu", "gpu" or "cuda", "mps", or "auto" for the best one present.')
-    devices: Annotated[Devices, BeforeValidator(_devices)] = Field(
+    devices: Annotated[Devices, BeforeValidator(checks.devices)] = Field(
         "auto", description='Workers on each node: a count, a list of ids, -1 for all, "auto" for all GPUs or one CPU.'
     )
     strategy: Any = Field(
         "auto", description='"single_device", "ddp", a Strategy, or "auto": by the number of devices.'
     )
-    precision: Annotated[Literal["32-true"], BeforeValidator(_precision)] = Field(
-        "32-true", description="Number format of weights and computation."
+    precision: Annotated[str, BeforeValidator(checks.precision)] = Field(
+        "32-true",
+        description='Number format: "64-true", "32-true", "16-mixed", "bf16-mixed", "16-true" or "bf16-true".',
     )
-    max_epochs: Annotated[int | None, _at_least("max_epochs", -1, "; -1 is unlimited")] = Field(
-        None, description="Stop after so many epochs; 1000 when neither epochs nor steps are limited."
+    max_epochs: Annotated[int | None, checks.at_least("max_epochs", -1, "; -1 is unlimited")] = Field(
+        None, description="Stop after so many epochs; 1000 when neither epochs, steps nor time are limited."
     )
-    min_epochs: Annotated[int | None, _at_least("min_epochs", 0, "")] = Field(
+    min_epochs: Annotated[int | None, checks.at_least("min_epochs", 0)] = Field(
         None, description="A request to stop waits until so many epochs are over."
     )
-    max_steps: Annotated[int, _at_least("max_steps", -1, "; -1 is unlimited")] = Field(
+    max_steps: Annotated[int, checks.at_least("max_steps", -1, "; -1 is unlimited")] = Field(
         -1, description="Stop after so many optimizer steps."
     )
-    min_steps: Annotated[int | None, _at_least("min_steps", 0, "")] = Field(
+    min_steps: Annotated[int | None, checks.at_least("min_steps", 0)] = Field(
         None, description="A request to stop waits until so many optimizer steps are taken."
     )
-    limit_train_batches: Annotated[int | float, _limit("limit_train_batches")] = Field(
+    max_time: Annotated[timedelta | None, BeforeValidator(checks.duration)] = Field(
+        None, description='Stop after so long: "DD:HH:MM:SS", a timedelta, or a dict of its keywords.'
+    )
+    limit_train_batches: Annotated[int | float, checks.limit("limit_train_batches")] = Field(
         1.0, description="Training batches per epoch: a count, or a share."
     )
-    limit_val_batches: Annotated[int | float, _limit("limit_val_batches")] = Field(
+    limit_val_batches: Annotated[int | float, checks.limit("limit_val_batches")] = Field(
         1.0, description="Batches of each validation loader: a count, or a share."
     )
-    limit_test_batches: Annotated[int | float, _limit("limit_test_batches")] = Field(
+    limit_test_batches: Annotated[int | float, checks.limit("limit_test_batches")] = Field(
         1.0, description="Batches of each test loader: a count, or a share."
     )
-    limit_predict_batches: Annotated[int | float, _limit("limit_predict_batches")] = Field(
+    limit_predict_batches: Annotated[int | float, checks.limit("limit_predict_batches")] = Field(
         1.0, description="Batches of each loader to predict on: a count, or a share."
     )
-    num_sanity_val_steps: Annotated[int, _at_least("num_sanity_val_steps", -1, "; -1 is all")] = Field(
+    overfit_batches: Annotated[int | float, checks.limit("overfit_batches")] = Field(
+        0.0, description="Train and validate on the same first batches, unshuffled: a count, or a share; 0.0 is off."
+    )
+    fast_dev_run: Annotated[int, BeforeValidator(checks.fast_dev_run)] = Field(
+        0, description="Run one epoch of so many batches of each stage, without logging or saving, to find mistakes."
+    )
+    num_sanity_val_steps: Annotated[int, checks.at_least("num_sanity_val_steps", -1, "; -1 is all")] = Field(
         2, description="Validation batches that run before training, to find mistakes early."
     )
-    check_val_every_n_epoch: Annotated[int, _at_least("check_val_every_n_epoch", 1, "")] = Field(
-        1, description="Validate in every so manieth epoch."
+    check_val_every_n_epoch: Annotated[int | None, checks.at_least("check_val_every_n_epoch", 1, ", or None")] = Field(
+        1, description="Validate in every so manieth epoch; None: `val_check_interval` counts across epochs."
     )
-    log_every_n_steps: Annotated[int, _at_least("log_every_n_steps", 0, "; 0 is never")] = Field(
+    val_check_interval: Annotated[int | float, BeforeValidator(checks.interval)] = Field(
+        1.0, description="Validate after a share of the epoch, or every so many training batches."
+    )
+    log_every_n_steps: Annotated[int, checks.at_least("log_every_n_steps", 0, "; 0 is never")] = Field(
         50, description="Step values go to the loggers every so many optimizer steps."
     )
-    accumulate_grad_batches: Annotated[int, _at_least("accumulate_grad_batches", 1, "")] = Field(
-        1, description="Batches whose gradients make one optimizer step."
+    accumulate_grad_batches: Annotated[int | dict[int, int], BeforeValidator(checks.accumulation)] = Field(
+        1, description="Batches whose gradients make one optimizer step; or a dict: from which epoch on how many."
     )
-    gradient_clip_val: Annotated[float | None, BeforeValidator(_clip_value)] = Field(
+    gradient_clip_val: Annotated[float | None, BeforeValidator(checks.clip_value)] = Field(
         None, description="Largest gradient norm, or largest absolute value."
     )
-    gradient_clip_algorithm: Annotated[Literal["norm", "value"], BeforeValidator(_clip_algorithm)] = Field(
+    gradient_clip_algorithm: Annotated[Literal["norm", "value"], BeforeValidator(checks.clip_algorithm)] = Field(
         "norm", description='"norm" or "value".'
+    )
+    track_grad_norm: Annotated[float, BeforeValidator(checks.norm_type)] = Field(
+        -1, description='Log the p-norm of each gradient and of all: p, or "inf"; -1 does not.'
+    )
+    deterministic: Annotated[bool | Literal["warn"] | None, BeforeValidator(checks.deterministic)] = Field(
+        None, description='Use deterministic algorithms only; "warn": where there are any. None: as torch is set.'
+    )
+    benchmark: bool | None = Field(
+        None, description="Let cuDNN try its algorithms out; None: as torch is set, but not when deterministic."
+    )
+    detect_anomaly: bool = Field(
+        False, description="Look for NaN in the backward pass of training, and show which operation it comes from."
+    )
+    inference_mode: bool = Field(
+        True, description="Evaluate under `torch.inference_mode` where that works, else under `torch.no_grad`."
+    )
+    sync_batchnorm: bool = Field(False, description="BatchNorm over the batches of all GPUs together.")
+    use_distributed_sampler: bool = Field(
+        True, description="Share each loader's batches among the workers; False leaves the sampler as it is."
+    )
+    reload_dataloaders_every_n_epochs: Annotated[int, checks.at_least("reload_dataloaders_every_n_epochs", 0)] = Field(
+        0, description="Ask for training and validation loaders again every so many epochs; 0 never."
+    )
+    multiple_trainloader_mode: Annotated[str, BeforeValidator(checks.combine_mode)] = Field(
+        "max_size_cycle",
+        description='How several training loaders combine: "max_size_cycle", "min_size", "max_size", "sequential".',
     )
     callbacks: Any = Field(None, description="One callback, or a list of them.")
     enable_checkpointing: bool = Field(True, description="Add a ModelCheckpoint where none is given.")
@@ -142,13 +141,20 @@ class TrainerConfig(BaseModel):
     default_root_dir: str | os.PathLike[str] | None = Field(
         None, description="Folder or URL for whatever has no place of its own; the working folder by default."
     )
-    use_distributed_sampler: bool = Field(
-        True, description="Share each loader's batches among the workers; False leaves the sampler as it is."
+    profiler: Any = Field(None, description='"simple", "advanced", "pytorch" or a Profiler; None measures nothing.')
+    plugins: Any = Field(
+        None, description="A Precision, a CheckpointIO or a Launcher in place of the usual one, or a list of them."
     )
-    max_failures: Annotated[int, _at_least("max_failures", 0, "")] = Field(
+    move_metrics_to_cpu: bool = Field(
+        False, description="Bring logged values to the CPU as they are logged, to spare the device's memory."
+    )
+    barebones: bool = Field(
+        False, description="Switch off everything that costs time besides training, to measure with."
+    )
+    max_failures: Annotated[int, checks.at_least("max_failures", 0)] = Field(
         3, description="How often a fit goes on from its restart checkpoint after a worker died."
     )
-    restart_every_n_steps: Annotated[int | None, _at_least("restart_every_n_steps", 1, "")] = Field(
+    restart_every_n_steps: Annotated[int | None, checks.at_least("restart_every_n_steps", 1)] = Field(
         None, description="Optimizer steps between restart checkpoints; None: by time, under 2 % of the run."
     )
     trusted_checkpoints: bool = Field(
@@ -166,6 +172,17 @@ class TrainerConfig(BaseModel):
             raise ValueError(
                 f'`strategy="single_device"` runs on one device, not on `devices={self.devices}`. Use "ddp" or "auto".'
             )
+        if self.check_val_every_n_epoch is None and not isinstance(self.val_check_interval, int):
+            raise ValueError(
+                "`check_val_every_n_epoch=None` counts training batches across epochs: give their number as an int, "
+                f"as in `val_check_interval=100`, not {self.val_check_interval}."
+            )
+        if self.barebones:
+            given = [name for name in _BAREBONES if name in self.model_fields_set]
+            conflicting = [name for name in given if getattr(self, name) not in (_BAREBONES[name], None)]
+            if conflicting:
+                argument = f"{conflicting[0]}={getattr(self, conflicting[0])!r}"
+                raise ValueError(f"`barebones=True` switches off what `{argument}` asks for: remove one of the two.")
         return self
 
     @property
@@ -192,17 +209,42 @@ def make_config(arguments: Mapping[str, Any]) -> TrainerConfig:
         ArgumentTypeError: there is no argument of that name; the nearest one is suggested.
         MisconfigurationError: a value is not allowed; the message says which are.
     """
+    arguments = translate(arguments)
     known = TrainerConfig.model_fields
     for name in arguments:
         if name not in known:
             hint = nearest(name, known) or f" It has: {', '.join(known)}."
             raise ArgumentTypeError(f"Trainer has no argument `{name}`.{hint}")
     try:
-        return TrainerConfig(**{**_from_environment(), **arguments})
+        config = TrainerConfig(**{**_from_environment(), **arguments})
     except ValidationError as error:
         text = "\n".join(map(_sentence, error.errors()))
         is_type = any(isinstance(one.get("ctx", {}).get("error"), TypeError) for one in error.errors())
         raise (ArgumentTypeError if is_type else MisconfigurationError)(text) from None
+    for name in (*_STAGE_LIMITS, "overfit_batches", "val_check_interval"):
+        if type(arguments.get(name)) is int and arguments[name] == 1:
+            warnings.warn(f"`{name}=1` means one batch; write 1.0 for a whole epoch.", stacklevel=3)
+    return _with_modes(config)
+
+
+def _with_modes(config: TrainerConfig) -> TrainerConfig:
+    """The configuration with what those arguments that stand for several others set."""
+    changes: dict[str, Any] = {}
+    if config.fast_dev_run:
+        n = config.fast_dev_run
+        changes = dict.fromkeys(_STAGE_LIMITS, n)
+        changes |= {"max_epochs": 1, "max_steps": -1, "max_time": None, "logger": False, "num_sanity_val_steps": 0}
+        changes |= {"check_val_every_n_epoch": 1, "val_check_interval": 1.0}
+        warnings.warn(
+            f"`fast_dev_run={n}`: {n} batches of each stage in one epoch; loggers, checkpoints, early stopping and the "
+            "searches for a learning rate and a batch size are off.",
+            stacklevel=4,
+        )
+    if config.barebones:
+        changes |= _BAREBONES
+    if config.overfit_batches:
+        changes |= {"limit_train_batches": config.overfit_batches, "limit_val_batches": config.overfit_batches}
+    return config.model_copy(update=changes) if changes else config
 
 
 def _from_environment() -> dict[str, Any]:

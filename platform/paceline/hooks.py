@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+Span = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+
 _OPEN = ("setup", "configure_model")
 _CLOSE = ("teardown",)
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -121,6 +123,7 @@ class Hooks:
         datamodule: may be None.
         callbacks: in calling order.
         enter: called with the name of each hook before it runs, so that `log` knows where it is called from.
+        span: gives a function that is measured under a name, for profilers.
     """
 
     def __init__(
@@ -130,23 +133,31 @@ class Hooks:
         datamodule: Any,
         callbacks: Iterable[Any],
         enter: Callable[[str], None],
+        span: Span | None = None,
     ) -> None:
         callbacks = list(callbacks)
+
+        def measured(kind: str, owner: Any, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+            return call if span is None else span(f"[{kind}]{type(owner).__name__}.{name}", call)
+
         self._enter = enter
         self._calls: dict[str, tuple[Callable[..., Any], ...]] = {}
         self._reading: dict[str, tuple[Callable[..., Any], ...]] = {}
         for name in (*_ANNOUNCED, *ANYTIME):
             of_callbacks = [
-                (callback.reads_metrics, partial(getattr(callback, name), trainer, module))
+                (
+                    callback.reads_metrics,
+                    measured("Callback", callback, name, partial(getattr(callback, name), trainer, module)),
+                )
                 for callback in callbacks
                 if overridden(callback, name)
             ]
             # The data module has few of these hooks. It comes first: what it prepares is there for everybody else.
             owners = [o for o in (datamodule,) if o is not None and name in DATAMODULE_HOOKS]
             self._calls[name] = (
-                *(getattr(owner, name) for owner in owners if overridden(owner, name)),
+                *(measured("DataModule", o, name, getattr(o, name)) for o in owners if overridden(o, name)),
                 *(call for last, call in of_callbacks if not last),
-                *((getattr(module, name),) if overridden(module, name) else ()),
+                *(measured("Module", o, name, getattr(o, name)) for o in (module,) if overridden(o, name)),
             )
             self._reading[name] = tuple(call for last, call in of_callbacks if last)
 

@@ -139,10 +139,12 @@ class Metrics:
     Args:
         gather: gives a list with every worker's object, in rank order.
         is_global_zero: whether this worker's step values are those that are shown.
+        to_cpu: bring values off their device as they are logged.
     """
 
-    def __init__(self, gather: Gather, is_global_zero: bool = True) -> None:
+    def __init__(self, gather: Gather, is_global_zero: bool = True, to_cpu: bool = False) -> None:
         self._gather = gather
+        self._to_cpu = to_cpu
         self._is_global_zero = is_global_zero
         self._entries: dict[tuple[str, str, int | None], _Entry] = {}
         self._values = Values()
@@ -197,6 +199,8 @@ class Metrics:
             return
         if isinstance(value, Tensor):
             value = value.detach().clone()  # the user may change it in place
+            if self._to_cpu:
+                value = value.cpu()
             if value.ndim:
                 value = scalar(name, value)
         elif hasattr(value, "compute") and hasattr(value, "reset"):

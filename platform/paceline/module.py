@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.checkpoint.storage import load
+from paceline.checkpoint.weights import load_weights
 from paceline.errors import MisconfigurationError
 from paceline.hyperparameters import HasHyperParameters, build
 
@@ -29,19 +30,24 @@ class Module(HasHyperParameters, nn.Module):
 
     Attributes:
         example_input_array: an example of what `forward` takes, for the model that is exported; None by default.
+        automatic_optimization: True (default): the trainer steps the optimizers; False: `training_step` does.
         prepare_data_per_node: True (default): `prepare_data` runs once on each node; False: once in the cluster.
     """
 
     _defines_hooks = True
     _trainer: Trainer | None = None
     _metrics: Metrics | None = None
+    _toggled: Sequence[tuple[nn.Parameter, bool]] = ()
     example_input_array: Any = None
+    automatic_optimization: bool = True
     prepare_data_per_node: bool = True
 
     # -- to override ----------------------------------------------------------------------------------------------
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """One batch of training.
+
+        With several optimizers it is called for each, and takes `optimizer_idx` as well.
 
         Returns:
             The loss, a tensor of one element with a gradient; a dict with it under "loss"; or None to skip the batch.
@@ -63,8 +69,38 @@ class Module(HasHyperParameters, nn.Module):
         Returns:
             An optimizer; a list of them; a list of optimizers and a list of schedulers; a dict with "optimizer" and
             maybe "lr_scheduler"; or None to train without any. A scheduler may be given as a dict with "scheduler",
-            "interval" ("epoch" by default, or "step"), "frequency" (1), "monitor", "strict" (True) and "name".
+            "interval" ("epoch" by default, or "step"), "frequency" (1), "monitor", "strict" (True), "name" and
+            "reduce_on_plateau". Several dicts may each have a "frequency": for how many batches in a row that
+            optimizer is used before the next takes its turn.
         """
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
+    ) -> None:
+        """Step an optimizer: override it to do so in another way, or not at all.
+
+        Args:
+            epoch: index of the epoch.
+            batch_idx: within the epoch.
+            optimizer: the one to step; its hooks, clipping and precision happen in its `step`.
+            optimizer_closure: computes the loss and its gradients; to be called, or handed to `optimizer.step`.
+        """
+        optimizer.step(closure=optimizer_closure)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        """Clear the gradients of an optimizer's parameters."""
+        optimizer.zero_grad()
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Compute the gradients of the loss, which is divided and scaled already."""
+        loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        """Step a scheduler; `metric` is what one on a plateau monitors, else None."""
+        if metric is None:
+            scheduler.step()
+        else:
+            scheduler.step(metric)
 
     def configure_callbacks(self) -> Any:
         """Callbacks that this module brings; each takes the place of the trainer's callbacks of the same type."""
@@ -248,7 +284,8 @@ class Module(HasHyperParameters, nn.Module):
             MisconfigurationError: the value is no single number, or the name was used with another meaning.
         """
         if self._metrics is None:
-            warnings.warn(f"`log({name!r})` was called outside a run: nothing is recorded.", stacklevel=2)
+            why = "outside a run" if self._trainer is None else "under `barebones=True`"
+            warnings.warn(f"`log({name!r})` was called {why}: nothing is recorded.", stacklevel=2)
             return
         self._metrics.log(
             name,
@@ -302,8 +339,8 @@ class Module(HasHyperParameters, nn.Module):
         return self._trainer.global_rank if self._trainer is not None else 0
 
     def optimizers(self) -> Any:
-        """The optimizer, or the list of them."""
-        optimizers = self.trainer.optimizers
+        """The optimizer, or the list of them; what they do in `step` counts as the trainer's."""
+        optimizers = self.trainer.run.trainer_optimizers
         return optimizers[0] if len(optimizers) == 1 else optimizers
 
     def lr_schedulers(self) -> Any:
@@ -311,9 +348,37 @@ class Module(HasHyperParameters, nn.Module):
         schedulers = [config.scheduler for config in self.trainer.lr_scheduler_configs]
         return schedulers[0] if len(schedulers) == 1 else (schedulers or None)
 
+    def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """The backward pass of manual optimization, with hooks, precision and strategy.
+
+        Raises:
+            MisconfigurationError: the trainer optimizes by itself.
+        """
+        if self.automatic_optimization:
+            raise MisconfigurationError(
+                "`manual_backward` is for manual optimization: set `self.automatic_optimization = False`, or return "
+                "the loss."
+            )
+        self.trainer.fit_loop.optimization.backward(loss, *args, **kwargs)
+
+    def toggle_optimizer(self, optimizer: Any) -> None:
+        """Let only this optimizer's parameters need gradients, until `untoggle_optimizer`."""
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        others = [p for one in self.trainer.optimizers for group in one.param_groups for p in group["params"]]
+        self._toggled = [(p, p.requires_grad) for p in {id(p): p for p in others}.values() if id(p) not in own]
+        for parameter, _ in self._toggled:
+            parameter.requires_grad_(False)
+
+    def untoggle_optimizer(self, optimizer: Any) -> None:
+        """Undo `toggle_optimizer`."""
+        for parameter, needs_gradient in self._toggled:
+            parameter.requires_grad_(needs_gradient)
+        self._toggled = []
+
     def clip_gradients(
         self,
-        optimizer: Optimizer,
+        optimizer: Any,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
@@ -321,11 +386,27 @@ class Module(HasHyperParameters, nn.Module):
 
         Args:
             optimizer: the one about to step.
-            gradient_clip_val: the largest norm, or the largest absolute value; None or 0 does nothing.
-            gradient_clip_algorithm: "norm" (default) or "value".
+            gradient_clip_val: the largest norm, or the largest absolute value; None takes the trainer's, 0 does
+                nothing.
+            gradient_clip_algorithm: "norm" or "value"; None takes the trainer's.
+
+        Raises:
+            MisconfigurationError: the trainer was told otherwise.
         """
-        if gradient_clip_val:
-            self.trainer.strategy.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm or "norm")
+        config = self.trainer.config
+        for name, given in (
+            ("gradient_clip_val", gradient_clip_val),
+            ("gradient_clip_algorithm", gradient_clip_algorithm),
+        ):
+            if config.gradient_clip_val and given is not None and given != getattr(config, name):
+                raise MisconfigurationError(
+                    f"`clip_gradients({name}={given!r})`, but the Trainer has `{name}={getattr(config, name)!r}`: give "
+                    "it in one of the two places."
+                )
+        limit = config.gradient_clip_val if gradient_clip_val is None else gradient_clip_val
+        if limit:
+            algorithm = gradient_clip_algorithm or config.gradient_clip_algorithm
+            self.trainer.strategy.clip_gradients(getattr(optimizer, "optimizer", optimizer), limit, algorithm)
 
     @classmethod
     def load_from_checkpoint(
@@ -353,7 +434,7 @@ class Module(HasHyperParameters, nn.Module):
             ) from error
         module.configure_model()
         module.on_load_checkpoint(checkpoint)
-        module.load_state_dict(checkpoint["state_dict"], strict=strict)
+        load_weights(module, checkpoint["state_dict"], strict=strict)
         return module
 
     # -- the run's side -------------------------------------------------------------------------------------------

@@ -62,7 +62,8 @@ class FitProgress:
         stepped_batches: batches after which an optimizer stepped: the x axis of logged values.
         validated_at: total batches when the last validation ran; -1 before the first.
         evaluated_batches: validation or test batches so far: the x axis of what is logged per step there.
-        gathered: batches whose gradients wait for the optimizer step of their group.
+        gathered: for each optimizer the batches whose gradients wait for its step.
+        optimizer_steps: steps of each optimizer.
     """
 
     epoch: Tally = field(default_factory=Tally)
@@ -72,7 +73,20 @@ class FitProgress:
     stepped_batches: int = 0
     validated_at: int = -1
     evaluated_batches: int = 0
-    gathered: int = 0
+    gathered: list[int] = field(default_factory=list)
+    optimizer_steps: list[int] = field(default_factory=list)
+
+    def expect(self, optimizers: int) -> None:
+        """Keep counts for so many optimizers; those that are kept already stay."""
+        missing = optimizers - len(self.optimizer_steps)
+        self.gathered += [0] * missing
+        self.optimizer_steps += [0] * missing
+
+    def optimizer_stepped(self, index: int) -> None:
+        """An optimizer has taken a step."""
+        self.optimizer.ready()
+        self.optimizer.completed()
+        self.optimizer_steps[index] += 1
 
     @property
     def global_step(self) -> int:
@@ -98,7 +112,8 @@ class FitProgress:
                 "_batches_that_stepped": self.stepped_batches,
                 "validated_at": self.validated_at,
                 "evaluated_batches": self.evaluated_batches,
-                "gathered": self.gathered,
+                "gathered": list(self.gathered),
+                "optimizer_steps": list(self.optimizer_steps),
             },
             "epoch_loop.batch_progress": asdict(self.batch),
             "epoch_loop.scheduler_progress": asdict(self.scheduler),
@@ -117,7 +132,8 @@ class FitProgress:
         self.stepped_batches = int(inner.get("_batches_that_stepped", 0))
         self.validated_at = int(inner.get("validated_at", -1))
         self.evaluated_batches = int(inner.get("evaluated_batches", 0))
-        self.gathered = int(inner.get("gathered", 0))
+        self.gathered = list(inner.get("gathered", []))
+        self.optimizer_steps = list(inner.get("optimizer_steps", []))
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from paceline.callbacks.model_checkpoint import ModelCheckpoint
 from paceline.checkpoint import storage
+from paceline.checkpoint.weights import load_weights
 from paceline.config import TrainerConfig
 from paceline.errors import ArgumentTypeError, MisconfigurationError
 from paceline.loggers.logger import Logger
@@ -78,7 +79,7 @@ def log_model(loggers: list[Logger], module: Module, checkpoints: ModelCheckpoin
         trained = module
         if which == "best" and path:
             trained = copy.deepcopy(module)
-            trained.load_state_dict(storage.load(path)["state_dict"])
+            load_weights(trained, storage.load(path)["state_dict"])
         if path and "://" not in path:
             logger.log_artifact(path, "checkpoints")
         logger.log_module(_pickled(trained, logger.spool))

@@ -10,10 +10,13 @@ import torch
 from paceline.callbacks.callback import Callback
 from paceline.callbacks.early_stopping import EarlyStopping
 from paceline.callbacks.model_checkpoint import ModelCheckpoint
+from paceline.callbacks.prediction_writer import BasePredictionWriter
 from paceline.callbacks.progress_bar import TQDMProgressBar
 from paceline.config import TrainerConfig, make_config
+from paceline.data_view import DataView
 from paceline.datamodule import DataModule
 from paceline.loggers.logger import Logger
+from paceline.loop_view import LoopView, default_loops
 from paceline.loops.run import Run
 from paceline.module import Module
 from paceline.progress import FitProgress, RunState
@@ -21,8 +24,8 @@ from paceline.strategies.base import Strategy
 from paceline.values import Values
 
 
-class RunView:
-    """The properties of `Trainer`.
+class RunView(DataView, LoopView):
+    """The properties of `Trainer`, besides those of its data and its loops.
 
     Attributes:
         config: the trainer's arguments.
@@ -47,9 +50,11 @@ class RunView:
         self._progress = FitProgress()
         self._values = Values()
         self._module: Module | None = None
+        self._compiled: Any = None
         self._ckpt_path: str | None = None
-        self._train_dataloader: Any = None
-        self._val_dataloaders: Any = None
+        self._loaders: dict[str, Any] = {}
+        self._num_batches: dict[str, list[float]] = {}
+        self._loops = default_loops()
 
     # -- the live run ---------------------------------------------------------------------------------------------
 
@@ -63,7 +68,8 @@ class RunView:
         """The run is over; what it came to stays visible."""
         if self._live_run is not None:
             self._values = self._live_run.metrics.values
-            self._train_dataloader, self._val_dataloaders = self._live_run.train_loader, self._live_run.val_loaders
+            self._loaders |= self._live_run.loaders
+            self._num_batches |= self._live_run.num_batches
         self._live_run = None
 
     @property
@@ -143,6 +149,16 @@ class RunView:
         self.config = make_config(self._arguments)
 
     @property
+    def min_epochs(self) -> int | None:
+        """Epochs that a request to stop waits for."""
+        return self.config.min_epochs
+
+    @property
+    def min_steps(self) -> int | None:
+        """Optimizer steps that a request to stop waits for."""
+        return self.config.min_steps
+
+    @property
     def should_stop(self) -> bool:
         """Whether somebody asked training to stop; set it in a hook to ask."""
         return self._live_run is not None and bool(self._live_run.stop_requests)
@@ -154,16 +170,6 @@ class RunView:
                 self._live_run.stop_requests.add("user")
             else:
                 self._live_run.stop_requests.clear()
-
-    @property
-    def is_last_batch(self) -> bool:
-        """Whether the training batch at work is the last of its epoch."""
-        return bool(self.fit_loop.feed.is_last)
-
-    @property
-    def fit_loop(self) -> Any:
-        """The training loop of the live run."""
-        return self.run.loop
 
     @property
     def training(self) -> bool:
@@ -184,6 +190,11 @@ class RunView:
     def predicting(self) -> bool:
         """Whether predictions are at work."""
         return self.state.stage == "predict"
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether validation or test batches are at work."""
+        return self.validating or self.testing
 
     @property
     def sanity_checking(self) -> bool:
@@ -223,14 +234,24 @@ class RunView:
         return self._module
 
     @property
-    def model(self) -> Module | None:
-        """The module."""
-        return self._module
+    def model(self) -> Any:
+        """The module, inside its wrapper if it is compiled."""
+        return self._compiled if self._compiled is not None else self._module
 
     @property
     def strategy(self) -> Strategy:
         """How the module runs on its devices."""
         return self._strategy
+
+    @property
+    def precision(self) -> str:
+        """The number formats, such as "bf16-mixed"."""
+        return self._strategy.precision.name
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The gradient scaler of "16-mixed"."""
+        return self._strategy.precision.scaler
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -241,16 +262,6 @@ class RunView:
     def lr_scheduler_configs(self) -> list[Any]:
         """The live run's schedulers and how they are stepped."""
         return self.run.scheduler_configs
-
-    @property
-    def train_dataloader(self) -> Any:
-        """The training loader of the current or last fit in this process."""
-        return self._live_run.train_loader if self._live_run is not None else self._train_dataloader
-
-    @property
-    def val_dataloaders(self) -> Any:
-        """The validation loaders of the current or last run in this process."""
-        return self._live_run.val_loaders if self._live_run is not None else self._val_dataloaders
 
     @property
     def logger(self) -> Logger | None:
@@ -278,6 +289,11 @@ class RunView:
         return next(iter(self.early_stopping_callbacks), None)
 
     @property
+    def prediction_writer_callbacks(self) -> list[BasePredictionWriter]:
+        """All BasePredictionWriters."""
+        return [callback for callback in self.callbacks if isinstance(callback, BasePredictionWriter)]
+
+    @property
     def progress_bar_callback(self) -> TQDMProgressBar | None:
         """The progress bar."""
         return next((callback for callback in self.callbacks if isinstance(callback, TQDMProgressBar)), None)
@@ -287,7 +303,21 @@ class RunView:
         """Number of workers."""
         return self._num_workers
 
-    num_devices = world_size
+    @property
+    def num_devices(self) -> int:
+        """Devices on each node."""
+        return self._num_workers // self.num_nodes
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes."""
+        return 1
+
+    @property
+    def device_ids(self) -> list[int]:
+        """Indices of this node's devices, counted among those that it shows."""
+        devices = self.config.devices
+        return list(devices) if isinstance(devices, tuple) else list(range(self.num_devices))
 
     @property
     def global_rank(self) -> int:

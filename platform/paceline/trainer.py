@@ -10,21 +10,25 @@ from typing import Any, Self
 
 from paceline import recording
 from paceline.callbacks.defaults import with_defaults, with_module_callbacks
-from paceline.checkpoint import storage
+from paceline.callbacks.timer import Timer
+from paceline.checkpoint import CheckpointIO, storage
 from paceline.checkpoint.resolve import resolve
 from paceline.checkpoint.state import OWN_KEY, without_training
 from paceline.config import TrainerConfig, make_config, signature
 from paceline.datamodule import DataModule
 from paceline.errors import ArgumentTypeError, MisconfigurationError
 from paceline.launch.choose import choose_launcher
-from paceline.launch.launcher import Launcher
+from paceline.launch.compiled import uncompiled
 from paceline.launch.spec import RunResult, RunSpec
 from paceline.launch.verify import verify
 from paceline.module import Module
+from paceline.plugins import sort_plugins
+from paceline.profilers import make_profiler
 from paceline.progress import FitProgress
 from paceline.run_view import RunView
 from paceline.seed import current_seed
 from paceline.strategies.accelerators import Accelerator, find_accelerator
+from paceline.strategies.precision import make_precision
 from paceline.strategies.registry import make_strategy
 
 _UNSENT_TIMEOUT_S = 30.0
@@ -40,6 +44,7 @@ class Trainer(RunView):
     Attributes:
         accelerator: the kind of devices.
         cluster_address: of the Ray cluster; None for this machine.
+        profiler: measures what takes how long; None for nothing.
 
     Raises:
         MisconfigurationError: an argument is unknown or its value not allowed; the message says what is.
@@ -58,12 +63,16 @@ class Trainer(RunView):
         accelerator = find_accelerator(config.accelerator, anywhere=address is not None)
         workers = _count_workers(config, accelerator)
         strategy = make_strategy(config.strategy, workers)
+        plugins = sort_plugins(config.plugins)
+        strategy.precision = plugins.precision or make_precision(config.precision, accelerator.name)
         super().__init__(config, with_defaults(config), recording.make_loggers(config.logger), strategy, workers)
+        self.profiler = make_profiler(config.profiler)
         self.accelerator = accelerator
         self.cluster_address = address
         self._arguments = arguments
         self._own_callbacks = self.callbacks
-        self._launcher: Launcher | None = None
+        self._launcher = plugins.launcher
+        self._checkpoint_io = plugins.checkpoint_io or CheckpointIO()
         self._run_key = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
         self._checkpoint: dict[str, Any] | None = None
 
@@ -94,7 +103,8 @@ class Trainer(RunView):
         """
         if isinstance(train_dataloaders, DataModule):
             train_dataloaders, datamodule = None, train_dataloaders
-        if self.config.max_epochs is None and self.config.max_steps == -1:
+        has_timer = any(isinstance(callback, Timer) for callback in self.callbacks)
+        if self.config.max_epochs is None and self.config.max_steps == -1 and not has_timer:
             recording.warn(f"Neither `max_epochs` nor `max_steps` is given: {_DEFAULT_MAX_EPOCHS} epochs are trained.")
             self.max_epochs = _DEFAULT_MAX_EPOCHS
         module = self._take(model)
@@ -167,22 +177,29 @@ class Trainer(RunView):
         predictions: list[Any] = result.predictions
         return predictions[0] if len(predictions) == 1 else predictions
 
-    def save_checkpoint(self, filepath: str | os.PathLike[str], weights_only: bool = False) -> None:
+    def save_checkpoint(
+        self,
+        filepath: str | os.PathLike[str],
+        weights_only: bool = False,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
         """Save the state, in a hook of a run on all workers, or after a fit.
 
         Args:
             filepath: path or URL.
             weights_only: leave out what only training needs.
+            storage_options: for the fsspec file system of the URL.
 
         Raises:
             MisconfigurationError: no fit has run yet.
         """
         path = os.fspath(filepath)
         if self._live_run is not None:
-            self._live_run.save_checkpoint(path, weights_only)
+            self._live_run.save_checkpoint(path, weights_only, storage_options=storage_options)
             self._live_run.writer.wait()
         elif self._checkpoint is not None:
-            storage.save(without_training(self._checkpoint) if weights_only else self._checkpoint, path)
+            checkpoint = without_training(self._checkpoint) if weights_only else self._checkpoint
+            self._checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
         else:
             raise MisconfigurationError("There is no state to save: call `fit` first.")
 
@@ -215,8 +232,16 @@ class Trainer(RunView):
         model = model if model is not None else self._module
         if model is None:
             raise MisconfigurationError("There is no module yet: pass one as `model`.")
+        model, compiled = uncompiled(model)
         if not isinstance(model, Module):
             raise ArgumentTypeError(f"`model` must be a paceline.Module, not a {type(model).__name__}.")
+        if compiled is not None or model is not self._module:
+            self._compiled = compiled
+        if compiled is not None and self._num_workers > 1:
+            raise MisconfigurationError(
+                f"A compiled module runs on one device, not on {self._num_workers}. Call `torch.compile` on its parts "
+                "in `configure_model` instead, which every worker does for itself."
+            )
         if model is not self._module:
             self._module, self._checkpoint = model, None
             self.callbacks = with_module_callbacks(self._own_callbacks, model)
@@ -243,7 +268,7 @@ class Trainer(RunView):
         if ckpt_path is not None:
             ckpt_path = resolve(ckpt_path, fn, self.checkpoint_callbacks, self._restart_root, self._checkpoint_folders)
             if ckpt_path is not None and fn == "fit":
-                checkpoint = storage.load(ckpt_path, trusted=self.config.trusted_checkpoints)
+                checkpoint = self._checkpoint_io.load_checkpoint(ckpt_path, self.config.trusted_checkpoints)
                 self._run_key = checkpoint.get(OWN_KEY, {}).get("run", self._run_key)
         self._ckpt_path = ckpt_path
         self.datamodule = datamodule
@@ -269,6 +294,10 @@ class Trainer(RunView):
             seed=current_seed(),
             log_dir=self.log_dir,
             restart_dir=f"{self._restart_root}/{self._run_key}",
+            loop=self._loops[fn],
+            profiler=self.profiler,
+            checkpoint_io=self._checkpoint_io,
+            compile=self._compiled.dynamo_ctx if self._compiled is not None else None,
             checkpoint=self._checkpoint if fn == "fit" and ckpt_path is None else None,
             ckpt_path=ckpt_path,
             return_predictions=return_predictions,
@@ -281,6 +310,7 @@ class Trainer(RunView):
         try:
             result = self._launcher.launch(spec, self)
             self._values = result.metrics
+            self._num_batches |= result.num_batches
             if spec.fn == "fit":
                 self._checkpoint = result.checkpoint
                 self._progress = FitProgress()

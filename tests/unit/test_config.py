@@ -2,18 +2,31 @@
 
 import inspect
 import math
+import warnings
 
 import pytest
 from tests.unit.models import Rows
 
 from paceline import Callback, Trainer
-from paceline.callbacks import EarlyStopping, ModelCheckpoint, ModelSummary, TQDMProgressBar
+from paceline.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    ModelSummary,
+    Timer,
+    TQDMProgressBar,
+)
+from paceline.checkpoint import CheckpointIO
 from paceline.config import TrainerConfig
 from paceline.errors import MisconfigurationError
-from paceline.strategies import DDPStrategy
+from paceline.strategies import DDPStrategy, Precision
 
 
 class Plain(Callback):
+    pass
+
+
+class OtherBar(TQDMProgressBar):
     pass
 
 
@@ -41,8 +54,8 @@ LIMITS = ["limit_train_batches", "limit_val_batches", "limit_test_batches", "lim
         ({"strategy": "dpp"}, ["strategy='dpp'", "single_device", "Did you mean `ddp`?"]),
         ({"strategy": DDPStrategy}, ["is not known", "a Strategy"]),
         ({"strategy": "single_device", "devices": 2}, ["single_device", "devices=2", '"ddp" or "auto"']),
-        ({"precision": "17-mixed"}, ["precision='17-mixed'", '"32-true"']),
-        ({"precision": None}, ["precision=None", '"32-true"']),
+        ({"precision": "17-mixed"}, ["precision='17-mixed'", "32-true", "Did you mean `16-mixed`?"]),
+        ({"precision": None}, ["precision=None", "32-true"]),
         ({"max_epochs": -2}, ["max_epochs=-2", "at least -1", "unlimited"]),
         ({"max_epochs": 1.5}, ["max_epochs=1.5", "must be an int"]),
         ({"max_epochs": True}, ["max_epochs=True", "must be an int"]),
@@ -55,6 +68,62 @@ LIMITS = ["limit_train_batches", "limit_val_batches", "limit_test_batches", "lim
         ({"log_every_n_steps": -1}, ["log_every_n_steps=-1", "0 is never"]),
         ({"accumulate_grad_batches": 0}, ["accumulate_grad_batches=0", "at least 1"]),
         ({"accumulate_grad_batches": 2.0}, ["accumulate_grad_batches=2.0", "must be an int"]),
+        ({"accumulate_grad_batches": {-1: 2}}, ["accumulate_grad_batches={-1: 2}", "epochs from 0", "{0: 1, 4: 2}"]),
+        ({"accumulate_grad_batches": {1: 0}}, ["accumulate_grad_batches={1: 0}", "numbers of batches from 1"]),
+        ({"accumulate_grad_batches": {1.5: 2}}, ["accumulate_grad_batches={1.5: 2}", "epochs from 0"]),
+        ({"accumulate_grad_batches": {}}, ["accumulate_grad_batches={}", "Use an int"]),
+        ({"max_time": "1:00"}, ["max_time='1:00'", "DD:HH:MM:SS"]),
+        ({"max_time": 3}, ["max_time=3", "DD:HH:MM:SS"]),
+        ({"max_time": {"second": 3}}, ["max_time", "second"]),
+        ({"overfit_batches": 1.5}, ["overfit_batches=1.5", "more than all"]),
+        ({"overfit_batches": -1}, ["overfit_batches=-1", "int number of batches"]),
+        ({"fast_dev_run": -1}, ["fast_dev_run=-1", "True for one"]),
+        ({"fast_dev_run": 1.0}, ["fast_dev_run=1.0", "True for one"]),
+        ({"fast_dev_run": "yes"}, ["fast_dev_run='yes'", "True for one"]),
+        ({"val_check_interval": 1.5}, ["val_check_interval=1.5", "more than an epoch"]),
+        ({"val_check_interval": -1}, ["val_check_interval=-1", "0.0 to 1.0"]),
+        ({"val_check_interval": 0}, ["val_check_interval=0", "`limit_val_batches=0` switches it off"]),
+        ({"val_check_interval": math.nan}, ["val_check_interval=nan", "0.0 to 1.0"]),
+        ({"val_check_interval": True}, ["val_check_interval=True", "0.0 to 1.0"]),
+        ({"check_val_every_n_epoch": None}, ["check_val_every_n_epoch=None", "val_check_interval=100", "not 1.0"]),
+        (
+            {"check_val_every_n_epoch": None, "val_check_interval": 0.5},
+            ["check_val_every_n_epoch=None", "as an int", "not 0.5"],
+        ),
+        ({"check_val_every_n_epoch": 1.5}, ["check_val_every_n_epoch=1.5", "at least 1, or None"]),
+        ({"track_grad_norm": 0}, ["track_grad_norm=0", '"inf"', "-1 for none"]),
+        ({"track_grad_norm": "two"}, ["track_grad_norm='two'", "above 0"]),
+        ({"track_grad_norm": True}, ["track_grad_norm=True", "above 0"]),
+        ({"track_grad_norm": math.nan}, ["track_grad_norm=nan", "above 0"]),
+        ({"deterministic": "maybe"}, ["deterministic='maybe'", '"warn"']),
+        ({"benchmark": "often"}, ["benchmark='often'"]),
+        ({"detect_anomaly": "often"}, ["detect_anomaly='often'"]),
+        ({"reload_dataloaders_every_n_epochs": -1}, ["reload_dataloaders_every_n_epochs=-1", "at least 0"]),
+        ({"multiple_trainloader_mode": "max_cycle"}, ["multiple_trainloader_mode='max_cycle'", "`max_size_cycle`?"]),
+        ({"profiler": "simpel"}, ["profiler='simpel'", "Did you mean `simple`?"]),
+        ({"profiler": 3}, ["profiler=3", "advanced"]),
+        ({"plugins": 3}, ["`plugins` holds 3", "a Precision, a CheckpointIO, a Launcher"]),
+        ({"plugins": [Precision]}, ["`plugins` holds", "objects of these kinds"]),
+        ({"plugins": [Precision(), Precision()]}, ["two of one kind: precision"]),
+        ({"plugins": [CheckpointIO(), CheckpointIO()]}, ["two of one kind: checkpoint_io"]),
+        ({"precision": "16-mixed", "accelerator": "cpu"}, ["16-mixed", "needs a GPU", '"bf16-mixed"']),
+        ({"precision": "16", "accelerator": "cpu"}, ["needs a GPU", '"bf16-mixed"']),
+        ({"precision": True}, ["precision=True", "bf16-mixed"]),
+        (
+            {"accumulate_grad_batches": 2, "callbacks": [GradientAccumulationScheduler({1: 2})]},
+            ["`accumulate_grad_batches` and a GradientAccumulationScheduler", "give one"],
+        ),
+        ({"callbacks": [TQDMProgressBar(), OtherBar()]}, ["2 progress bars", "TQDMProgressBar, OtherBar"]),
+        ({"barebones": True, "profiler": "simple"}, ["`barebones=True`", "`profiler='simple'`"]),
+        ({"barebones": True, "enable_checkpointing": True}, ["`barebones=True`", "`enable_checkpointing=True`"]),
+        ({"barebones": True, "enable_progress_bar": True}, ["`barebones=True`", "`enable_progress_bar=True`"]),
+        ({"barebones": True, "enable_model_summary": True}, ["`barebones=True`", "`enable_model_summary=True`"]),
+        ({"barebones": True, "num_sanity_val_steps": 1}, ["`barebones=True`", "`num_sanity_val_steps=1`"]),
+        ({"barebones": True, "fast_dev_run": 2}, ["`barebones=True`", "`fast_dev_run=2`"]),
+        ({"barebones": True, "detect_anomaly": True}, ["`barebones=True`", "`detect_anomaly=True`"]),
+        ({"barebones": True, "logger": True}, ["`barebones=True`", "`logger=True`"]),
+        ({"barebones": True, "track_grad_norm": 2}, ["`barebones=True`", "`track_grad_norm=2.0`"]),
+        ({"barebones": True, "callbacks": [ModelCheckpoint()]}, ["enable_checkpointing=False"]),
         ({"gradient_clip_val": -1}, ["gradient_clip_val=-1", "must not be negative"]),
         ({"gradient_clip_val": math.nan}, ["gradient_clip_val=nan"]),
         ({"gradient_clip_algorithm": "algorithm"}, ["gradient_clip_algorithm='algorithm'", '"norm" or "value"']),
@@ -140,9 +209,89 @@ def test_the_strategy_goes_by_the_number_of_devices(arguments, name):
     assert Trainer(**refuse(accelerator="cpu", **arguments)).strategy.name == name
 
 
-@pytest.mark.parametrize("value", ["32-true", "32", 32])
-def test_precision_has_several_names(value):
-    assert Trainer(**refuse(precision=value)).config.precision == "32-true"
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        *((value, "32-true") for value in ("32-true", "32", 32)),
+        *((value, "64-true") for value in ("64-true", "64", 64)),
+        *((value, "bf16-mixed") for value in ("bf16-mixed", "bf16")),
+        ("bf16-true", "bf16-true"),
+        ("16-true", "16-true"),
+    ],
+)
+def test_precision_has_several_names(value, name):
+    assert Trainer(**refuse(precision=value)).precision == name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "today"),
+    [
+        ({"gpus": 2}, 'Trainer(accelerator="gpu", devices=2)'),
+        ({"gpus": [0, 3]}, 'Trainer(accelerator="gpu", devices=[0, 3])'),
+        ({"num_processes": 4}, 'Trainer(accelerator="cpu", devices=4)'),
+        ({"tpu_cores": 8}, 'Trainer(accelerator="tpu", devices=8)'),
+        ({"ipus": 4}, 'Trainer(accelerator="ipu", devices=4)'),
+        ({"auto_select_gpus": True}, 'Trainer(accelerator="gpu", devices=1)'),
+        ({"resume_from_checkpoint": "a.ckpt"}, "trainer.fit(module, ckpt_path='a.ckpt')"),
+        ({"amp_backend": "native"}, 'Trainer(precision="16-mixed")'),
+        ({"amp_level": "O2"}, 'Trainer(precision="16-mixed")'),
+    ],
+    ids=str,
+)
+def test_an_argument_of_the_past_is_answered_with_todays_call(arguments, today):
+    with pytest.raises(TypeError, match=f"`{next(iter(arguments))}` is an argument of the past") as caught:
+        Trainer(**refuse(**arguments))
+    assert today in str(caught.value)
+
+
+def test_the_old_name_of_the_distributed_sampler_works_with_a_warning():
+    with pytest.warns(UserWarning, match="`replace_sampler_ddp` is called `use_distributed_sampler=False` now"):
+        trainer = Trainer(**refuse(replace_sampler_ddp=False))
+    assert trainer.config.use_distributed_sampler is False
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*LIMITS, "overfit_batches", "val_check_interval"],
+)
+def test_one_as_an_int_is_one_batch_and_said_to_be(name):
+    with pytest.warns(UserWarning, match=f"`{name}=1` means one batch; write 1.0 for a whole epoch"):
+        Trainer(**refuse(**{name: 1}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Trainer(**refuse(**{name: 1.0}))
+
+
+def test_a_run_to_find_mistakes_switches_off_what_would_leave_traces():
+    with pytest.warns(UserWarning, match="`fast_dev_run=3`: 3 batches of each stage in one epoch; loggers, .* are off"):
+        trainer = Trainer(devices=1, fast_dev_run=3, max_epochs=9, max_steps=2, logger=Rows())
+    assert trainer.loggers == []
+    assert (trainer.max_epochs, trainer.max_steps) == (1, -1)
+    config = trainer.config
+    assert [getattr(config, name) for name in LIMITS] == [3] * 4
+    assert config.num_sanity_val_steps == 0
+
+
+def test_barebones_leaves_nothing_but_training():
+    trainer = Trainer(devices=1, barebones=True, max_epochs=1)
+    assert trainer.callbacks == []
+    assert trainer.loggers == []
+    assert trainer.profiler is None
+    assert trainer.config.num_sanity_val_steps == 0
+
+
+def test_a_time_limit_brings_a_timer_unless_there_is_one():
+    assert any(isinstance(c, Timer) for c in Trainer(**refuse(max_time="00:01:00:00")).callbacks)
+    own = Timer(duration="00:00:00:05")
+    with pytest.warns(UserWarning, match="`max_time` is ignored, since `callbacks` holds a Timer"):
+        trainer = Trainer(**refuse(max_time="00:01:00:00", callbacks=own))
+    assert [c for c in trainer.callbacks if isinstance(c, Timer)] == [own]
+
+
+def test_the_callers_list_of_callbacks_stays_as_it_is():
+    given = [Plain()]
+    Trainer(**refuse(callbacks=given, max_time="00:01:00:00"))
+    assert len(given) == 1
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from torch.utils.data import (
 )
 
 from paceline import DataModule
-from paceline.data.feed import Feed, to_device
+from paceline.data.feed import Feed
+from paceline.data.transfer import to_device
 from paceline.errors import MisconfigurationError
 from paceline.strategies.base import Placement
 

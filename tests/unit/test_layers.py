@@ -14,13 +14,25 @@ PACKAGE = ROOT / "platform" / "paceline"
 
 # From the lowest up: a module imports from its own layer and from those below it.
 LAYERS = (
-    ("hyperparameters", "metrics", "values", "hooks", "progress", "config", "seed", "errors"),
+    (
+        "hyperparameters",
+        "metrics",
+        "values",
+        "hooks",
+        "progress",
+        "config",
+        "checks",
+        "old_arguments",
+        "durations",
+        "seed",
+        "errors",
+    ),
     ("strategies",),
     ("data", "checkpoint", "loggers"),
     ("callbacks", "profilers", "module", "datamodule"),
     ("loops", "interop"),
     ("launch",),
-    ("trainer", "run_view", "recording"),
+    ("trainer", "run_view", "data_view", "loop_view", "plugins", "recording"),
     ("cli", "tuners"),
 )
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}

@@ -51,8 +51,9 @@ DEFAULT = {"interval": "epoch", "frequency": 1, "monitor": None, "strict": True,
     ],
 )
 def test_every_form_gives_optimizers_and_scheduler_configurations(returned, optimizers, schedulers):
-    got, configs = parse_optimizers(returned)
-    assert got == optimizers
+    configured = parse_optimizers(returned)
+    configs = configured.schedulers
+    assert configured.optimizers == optimizers
     assert [config.scheduler for config in configs] == [scheduler for scheduler, _ in schedulers]
     for config, (_, options) in zip(configs, schedulers, strict=True):
         assert {name: getattr(config, name) for name in DEFAULT} == {**DEFAULT, **options}
@@ -114,7 +115,7 @@ def test_none_warns_and_trains_nothing(tmp_path):
     assert all(torch.equal(p, q) for p, q in zip(module.parameters(), before, strict=True))
 
 
-def test_several_optimizers_are_refused_as_long_as_they_cannot_be_stepped(tmp_path):
+def test_several_optimizers_are_refused_where_the_step_cannot_tell_which_is_at_work(tmp_path):
     two = Returns(lambda module: [torch.optim.SGD([p], lr=0.1) for p in module.parameters()])
     with pytest.raises(MisconfigurationError, match="returned 2 optimizers"):
         quiet_trainer(tmp_path, max_epochs=1).fit(two, indexed(1))
@@ -129,7 +130,7 @@ def test_hooks_see_one_optimizer_and_one_scheduler_bare_and_several_as_lists(tmp
 
     class Looks(Returns):
         def on_train_start(self):
-            seen.append((type(self.optimizers()).__name__, type(self.lr_schedulers()).__name__))
+            seen.append((type(self.optimizers().optimizer).__name__, type(self.lr_schedulers()).__name__))
 
     for count in (0, 1, 2):
         module = Looks(make)

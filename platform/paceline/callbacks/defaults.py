@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from typing import Any
 
 from paceline.callbacks.callback import Callback
+from paceline.callbacks.gradient_accumulation_scheduler import GradientAccumulationScheduler
 from paceline.callbacks.model_checkpoint import ModelCheckpoint
 from paceline.callbacks.model_summary import ModelSummary
 from paceline.callbacks.progress_bar import TQDMProgressBar
+from paceline.callbacks.timer import Timer
 from paceline.config import TrainerConfig
 from paceline.errors import ArgumentTypeError, MisconfigurationError
 
@@ -39,7 +42,31 @@ def with_defaults(config: TrainerConfig) -> list[Callback]:
             )
         if is_enabled and not is_there:
             chosen.append(kind())
-    return in_order(chosen)
+    _refuse_two_bars(chosen)
+    return in_order([*_for_arguments(config, chosen), *chosen])
+
+
+def _refuse_two_bars(callbacks: list[Callback]) -> None:
+    bars = [type(callback).__name__ for callback in callbacks if isinstance(callback, TQDMProgressBar)]
+    if len(bars) > 1:
+        raise MisconfigurationError(f"`callbacks` holds {len(bars)} progress bars, {', '.join(bars)}: keep one.")
+
+
+def _for_arguments(config: TrainerConfig, callbacks: list[Callback]) -> list[Callback]:
+    """The callbacks that do what an argument of the trainer asks for."""
+    added: list[Callback] = []
+    if isinstance(config.accumulate_grad_batches, dict):
+        added.append(GradientAccumulationScheduler(config.accumulate_grad_batches))
+    if config.accumulate_grad_batches != 1 and any(isinstance(c, GradientAccumulationScheduler) for c in callbacks):
+        raise MisconfigurationError(
+            "`accumulate_grad_batches` and a GradientAccumulationScheduler were both given: give one of them."
+        )
+    if config.max_time is not None:
+        if any(isinstance(callback, Timer) for callback in callbacks):
+            warnings.warn("`max_time` is ignored, since `callbacks` holds a Timer.", stacklevel=5)
+        else:
+            added.append(Timer(config.max_time, interval="step"))
+    return added
 
 
 def with_module_callbacks(callbacks: list[Callback], module: Any) -> list[Callback]:

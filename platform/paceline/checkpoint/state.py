@@ -6,6 +6,7 @@ import warnings
 from typing import Any, Protocol
 
 from paceline.checkpoint.storage import loads_without_trust
+from paceline.checkpoint.weights import load_weights, weights
 from paceline.checkpoint.writer import copy_to_cpu
 from paceline.config import TrainerConfig
 from paceline.errors import MisconfigurationError
@@ -19,7 +20,8 @@ VERSION = "0.1.0"
 LIGHTNING_VERSION = "2.6.0"
 OWN_KEY = "paceline"
 
-_TRAINING_KEYS = ("loops", "callbacks", "optimizer_states", "lr_schedulers")
+_SCALER_KEY = "MixedPrecision"
+_TRAINING_KEYS = ("loops", "callbacks", "optimizer_states", "lr_schedulers", _SCALER_KEY)
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -64,7 +66,7 @@ def capture(run: Stateful, weights_only: bool = False) -> dict[str, Any]:
         "epoch": run.progress.current_epoch,
         "global_step": run.progress.global_step,
         "pytorch-lightning_version": LIGHTNING_VERSION,
-        "state_dict": run.module.state_dict(),
+        "state_dict": weights(run.module),
         "hparams_name": "kwargs",
         "hyper_parameters": portable(run.module.hparams),
         OWN_KEY: {"version": VERSION, "run": run.run_key},
@@ -82,6 +84,8 @@ def capture(run: Stateful, weights_only: bool = False) -> dict[str, Any]:
             "optimizer_states": [optimizer.state_dict() for optimizer in run.optimizers],
             "lr_schedulers": [config.scheduler.state_dict() for config in run.scheduler_configs],
         }
+        if run.strategy.precision.scaler is not None:
+            checkpoint[_SCALER_KEY] = run.strategy.precision.scaler.state_dict()
         mine = {
             "random": random_state(),
             "epoch_random": run.epoch_random_state,
@@ -108,7 +112,7 @@ def without_training(checkpoint: dict[str, Any]) -> dict[str, Any]:
 def restore_weights(run: Stateful, checkpoint: dict[str, Any]) -> None:
     """Load the module's weights and the data module's state."""
     run.announce("on_load_checkpoint", checkpoint)
-    run.module.load_state_dict(checkpoint["state_dict"])
+    load_weights(run.module, checkpoint["state_dict"])
     if run.datamodule is not None:
         state = checkpoint.get(type(run.datamodule).__qualname__)
         if state is not None:
@@ -126,8 +130,26 @@ def restore_callbacks(run: Stateful, checkpoint: dict[str, Any]) -> None:
         warnings.warn(f"The checkpoint has the state of callbacks that are not there now: {absent}.", stacklevel=2)
 
 
+def restore_progress(run: Stateful, checkpoint: dict[str, Any]) -> None:
+    """Go on counting, under the same seed: before loaders are made, which may look at the epoch.
+
+    Raises:
+        MisconfigurationError: the checkpoint has only weights.
+    """
+    if "optimizer_states" not in checkpoint:
+        raise MisconfigurationError(
+            "This checkpoint holds weights only: training cannot go on from it. Load it with "
+            f"`{type(run.module).__name__}.load_from_checkpoint(path)` and start a new fit."
+        )
+    run.seed = checkpoint.get(OWN_KEY, {}).get("seed", run.seed)
+    run.progress.load_state_dict(checkpoint["loops"]["fit_loop"])
+    # A file written in the hooks at a batch's end counts that batch as done.
+    for counts in (run.progress.batch.total, run.progress.batch.current):
+        counts.completed = counts.ready = counts.started = counts.processed
+
+
 def restore_training(run: Stateful, checkpoint: dict[str, Any], same_run: bool) -> None:
-    """Go on with optimizers, schedulers, counters, metrics and random numbers as they were.
+    """Go on with optimizers, schedulers, metrics and random numbers as they were.
 
     Args:
         run: the run that goes on.
@@ -135,13 +157,8 @@ def restore_training(run: Stateful, checkpoint: dict[str, Any], same_run: bool) 
         same_run: True after a worker's death: a stop that was requested stays requested.
 
     Raises:
-        MisconfigurationError: the checkpoint has only weights, or fits other optimizers.
+        MisconfigurationError: the checkpoint fits other optimizers.
     """
-    if "optimizer_states" not in checkpoint:
-        raise MisconfigurationError(
-            "This checkpoint holds weights only: training cannot go on from it. Load it with "
-            f"`{type(run.module).__name__}.load_from_checkpoint(path)` and start a new fit."
-        )
     for kind, owners, states in (
         ("optimizers", run.optimizers, checkpoint["optimizer_states"]),
         ("schedulers", [config.scheduler for config in run.scheduler_configs], checkpoint["lr_schedulers"]),
@@ -150,10 +167,8 @@ def restore_training(run: Stateful, checkpoint: dict[str, Any], same_run: bool) 
             raise MisconfigurationError(f"The checkpoint has {len(states)} {kind}, this run has {len(owners)}.")
         for owner, state in zip(owners, states, strict=True):
             owner.load_state_dict(state)
-    run.progress.load_state_dict(checkpoint["loops"]["fit_loop"])
-    # A file written in the hooks at a batch's end counts that batch as done.
-    for counts in (run.progress.batch.total, run.progress.batch.current):
-        counts.completed = counts.ready = counts.started = counts.processed
+    if run.strategy.precision.scaler is not None and _SCALER_KEY in checkpoint:
+        run.strategy.precision.scaler.load_state_dict(checkpoint[_SCALER_KEY])
     own = checkpoint.get(OWN_KEY, {})
     if "workers" in own:
         run.stop_requests = set(own["stop_requests"]) if same_run else set()
@@ -166,7 +181,9 @@ def restore_training(run: Stateful, checkpoint: dict[str, Any], same_run: bool) 
                 parameter.grad = gradient.to(parameter.device) if gradient is not None else None
             run.resumed_random_state, run.epoch_random_state = mine["random"], mine["epoch_random"]
         else:
-            run.progress.gathered = 0  # gradients of an unfinished group are each worker's own
+            run.progress.gathered = [0] * len(
+                run.progress.gathered
+            )  # gradients of an unfinished group are each worker's own
 
 
 def portable(hparams: dict[str, Any]) -> dict[str, Any]:
@@ -198,6 +215,6 @@ def _loadable(run: Stateful, owner: str, state: dict[str, Any]) -> dict[str, Any
 
 def _gathered_gradients(run: Stateful) -> list[Any]:
     """This worker's gradients in the middle of an accumulation group, which the next batches add to; else nothing."""
-    if not run.progress.gathered:
+    if not any(run.progress.gathered):
         return []
     return [copy_to_cpu(p.grad) if p.grad is not None else None for p in run.module.parameters()]

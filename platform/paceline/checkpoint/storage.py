@@ -63,16 +63,21 @@ def loads_without_trust(value: Any) -> bool:
     return True
 
 
-def save(checkpoint: dict[str, Any], path: str) -> None:
+def save(checkpoint: dict[str, Any], path: str, storage_options: dict[str, Any] | None = None) -> None:
     """Write a checkpoint so that nobody ever sees half of it.
 
     On a local disk it is written under a temporary name, flushed to the disk and moved into place; elsewhere it is
     put in one piece, which is how object stores make a file visible.
 
+    Args:
+        checkpoint: what is written.
+        path: path or URL.
+        storage_options: for the fsspec file system of the URL.
+
     Raises:
         OSError: it could not be written; what was at `path` before is still there.
     """
-    filesystem, inner = fsspec.core.url_to_fs(path)
+    filesystem, inner = fsspec.core.url_to_fs(path, **(storage_options or {}))
     filesystem.makedirs(os.path.dirname(inner), exist_ok=True)
     if not _is_local(filesystem):
         buffer = io.BytesIO()

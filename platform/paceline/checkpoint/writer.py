@@ -10,17 +10,28 @@ from typing import Any
 
 import torch
 
-from paceline.checkpoint import storage
+from paceline.checkpoint.io import CheckpointIO
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time, in the order in which they were captured."""
+    """Writes one checkpoint at a time, in the order in which they were captured.
 
-    def __init__(self) -> None:
+    Args:
+        io: writes the file.
+    """
+
+    def __init__(self, io: CheckpointIO | None = None) -> None:
+        self.io = io or CheckpointIO()
         self._pool: ThreadPoolExecutor | None = None
         self._pending: Future[None] | None = None
 
-    def write(self, checkpoint: dict[str, Any], path: str, then: Callable[[], None] | None = None) -> None:
+    def write(
+        self,
+        checkpoint: dict[str, Any],
+        path: str,
+        then: Callable[[], None] | None = None,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
         """Begin to write; `checkpoint` must not change any more.
 
         Waits until the one before is on storage, so that no more than two copies of the state are in memory.
@@ -29,6 +40,7 @@ class CheckpointWriter:
             checkpoint: what `checkpoint.state.capture` gave.
             path: path or URL.
             then: called once the file is complete, to remove what it replaces.
+            storage_options: for the fsspec file system of the URL.
 
         Raises:
             OSError: the one before could not be written.
@@ -36,7 +48,18 @@ class CheckpointWriter:
         self.wait()
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="paceline-checkpoint")
-        self._pending = self._pool.submit(_write, checkpoint, path, then)
+        self._pending = self._pool.submit(self._write, checkpoint, path, then, storage_options)
+
+    def _write(
+        self,
+        checkpoint: dict[str, Any],
+        path: str,
+        then: Callable[[], None] | None,
+        storage_options: dict[str, Any] | None,
+    ) -> None:
+        self.io.save_checkpoint(checkpoint, path, storage_options)
+        if then is not None:
+            then()
 
     def wait(self) -> None:
         """Wait until everything is on storage, and raise what went wrong."""
@@ -52,12 +75,6 @@ class CheckpointWriter:
             if self._pool is not None:
                 self._pool.shutdown()
                 self._pool = None
-
-
-def _write(checkpoint: dict[str, Any], path: str, then: Callable[[], None] | None) -> None:
-    storage.save(checkpoint, path)
-    if then is not None:
-        then()
 
 
 def copy_to_cpu(tree: Any) -> Any:

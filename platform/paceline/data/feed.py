@@ -1,17 +1,15 @@
-"""Feed: one loader's batches for this worker, within its limit, from any position, on the device."""
+"""Feed: one loader's batches for this worker, or several loaders' as one, within limits, from any position."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from paceline.data.sources import open_source
-from paceline.errors import MisconfigurationError
+from paceline.data.combined import CombinedLoader
+from paceline.data.limits import limited
+from paceline.data.sources import CombinedSource, Source, open_source, training_structure
 from paceline.strategies.base import Placement
 
 
@@ -27,10 +25,13 @@ class Feed:
         limit_name: the Trainer argument that the limit comes from.
         training: whether all workers have to take the same number of steps.
         shard: whether a map-style loader's samples are shared among the workers.
+        mode: how several training loaders are read as one; a CombinedLoader has its own.
+        fixed_order: whether every epoch has the same order, unshuffled.
 
     Attributes:
         num_batches: batches in an epoch; infinity when unknown.
         is_last: whether the batch that was given last ends the epoch.
+        dataloader_idx: of the loader that it came from, where several are read one after the other.
 
     Raises:
         MisconfigurationError: the limit is a share that makes no batch, or of a loader without length.
@@ -45,14 +46,41 @@ class Feed:
         limit_name: str = "limit_train_batches",
         training: bool = True,
         shard: bool = True,
+        mode: str = "max_size_cycle",
+        fixed_order: bool = False,
     ) -> None:
-        self.loader = loader
-        self._source = open_source(loader, placement, seed, training, shard)
-        if training:
+        self.loader = training_structure(loader, mode) if training else loader
+        self._gives_pairs = isinstance(self.loader, CombinedLoader) and self.loader.mode == "sequential"
+        self._source = self._open(placement, seed, training, shard, fixed_order, limit, limit_name)
+        if isinstance(self.loader, CombinedLoader):
+            self.num_batches = self._source.length
+        elif training:
             self.num_batches = limited(self._source.length, limit, limit_name)
         else:
             self.num_batches = self._source.share_of(limited(self._source.total, limit, limit_name))
+        if (self._source.length if training else self._source.total) == 0:
+            warnings.warn(
+                f"A {type(self.loader).__name__} has no batches: there is nothing to do for it.", stacklevel=3
+            )
         self.is_last = False
+        self.dataloader_idx = 0
+
+    def _open(
+        self,
+        placement: Placement,
+        seed: int,
+        training: bool,
+        shard: bool,
+        fixed_order: bool,
+        limit: int | float,
+        limit_name: str,
+    ) -> Source:
+        def open_one(loader: Any) -> Source:
+            return open_source(loader, placement, seed, training, shard, fixed_order)
+
+        if isinstance(self.loader, CombinedLoader):
+            return CombinedSource(self.loader, open_one, limit, limit_name)
+        return open_one(self.loader)
 
     @property
     def items_per_step(self) -> int:
@@ -63,18 +91,26 @@ class Feed:
         """The place among all workers' batches of one that this worker reads in evaluation."""
         return self._source.index_in_data(own_idx)
 
+    def samples_of(self, own_idx: int) -> list[int] | None:
+        """The indices in the data set of the samples in a batch of this epoch; None if they are unknown."""
+        return self._source.samples_of(own_idx)
+
     def epoch(self, epoch: int, done: int = 0) -> Iterator[Any]:
         """The batches of an epoch, without the first `done` of this worker, which are not read again."""
         self.is_last = False
         if done >= self.num_batches:
             self.is_last = True
             return
-        batches, left = self._source.batches(epoch, done * self._source.items_per_step)
+        batches, left = self._source.batches(epoch, done)
         if left == math.inf:
             batches = self._one_ahead(batches, done)
         else:
             batches = self._counted(batches, done, int(min(self.num_batches, done + left)))
-        yield from batches
+        if self._gives_pairs:
+            for batch, self.dataloader_idx in batches:
+                yield batch
+        else:
+            yield from batches
 
     def _counted(self, batches: Iterator[Any], done: int, end: int) -> Iterator[Any]:
         self.is_last = done == end
@@ -106,47 +142,3 @@ class Feed:
                 f"A {type(self.loader).__name__} ended after {count} batches; its length said {self.num_batches}.",
                 stacklevel=2,
             )
-
-
-def limited(length: float, limit: int | float, name: str) -> float:
-    """How many of `length` batches a limit leaves.
-
-    Raises:
-        MisconfigurationError: the limit is a share that makes no batch, or of an unknown number.
-    """
-    if limit == 0:
-        return 0
-    if isinstance(limit, int):
-        return min(length, limit)
-    if limit == 1.0:
-        return length
-    if length == math.inf:
-        raise MisconfigurationError(
-            f"`{name}={limit}` is a share of a loader that has no length. Use an int number of batches, or 1.0 for all."
-        )
-    count = int(length * limit)
-    if count == 0 and length > 0:
-        raise MisconfigurationError(
-            f"`{name}={limit}` of {int(length)} batches is less than one batch. Use at least "
-            f"{_share_of_one(length)}, an int, or 0 to switch this stage off."
-        )
-    return count
-
-
-def _share_of_one(length: float) -> float:
-    """The smallest share of three digits that makes a batch of so many."""
-    digits = 2 - math.floor(math.log10(1 / length))
-    return float(math.ceil(10**digits / length) / 10**digits)
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """A batch on a device: tensors and objects with `to`, in nested lists, tuples and mappings; the rest as it is."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return type(batch)({key: to_device(value, device) for key, value in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch.to(device) if hasattr(batch, "to") else batch

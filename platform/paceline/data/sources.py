@@ -6,13 +6,19 @@ import copy
 import itertools
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from paceline.data.advice import warn_of_loader
+from paceline.data.combined import CombinedLoader, length_of
+from paceline.data.limits import limited
+from paceline.data.members import Member, combined_length, read, seek
 from paceline.data.sampler import ShardedBatches
+from paceline.data.structure import holds_loaders
 from paceline.seed import derive
 from paceline.strategies.base import Placement
 
@@ -35,8 +41,11 @@ class Source(Protocol):
     def index_in_data(self, own_idx: int) -> int:
         """The place among all workers' batches of this worker's `own_idx`-th, where whole batches are dealt out."""
 
-    def batches(self, epoch: int, position: int) -> tuple[Iterator[Any], float]:
-        """The batches of an epoch from a position on, and how many there are; infinity when reading on tells."""
+    def batches(self, epoch: int, done: int) -> tuple[Iterator[Any], float]:
+        """An epoch's batches but this worker's first `done`, and how many they are; infinity if that is unknown."""
+
+    def samples_of(self, own_idx: int) -> list[int] | None:
+        """The indices of the samples in a batch given since `batches`; None if they are unknown."""
 
 
 class LoaderSource:
@@ -46,13 +55,23 @@ class LoaderSource:
     sampler. So subclasses, collate functions, loading processes and pinned memory stay what they are.
     """
 
-    def __init__(self, loader: DataLoader[Any], placement: Placement, seed: int, training: bool, shard: bool) -> None:
-        self._sampler = ShardedBatches(loader, placement, seed, training, shard)
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        placement: Placement,
+        seed: int,
+        training: bool,
+        shard: bool,
+        fixed_order: bool = False,
+    ) -> None:
+        self._sampler = ShardedBatches(loader, placement, seed, training, shard, fixed_order)
         self._loader = copy.copy(loader)
         # Through __dict__, for a DataLoader refuses to have these set after it was built.
         vars(self._loader)["sampler" if loader.batch_sampler is None else "batch_sampler"] = self._sampler
         vars(self._loader)["_iterator"] = None
         self._loader.generator = torch.Generator()
+        self._is_batched = loader.batch_sampler is not None
+        self._first = 0
         self._seed = derive(seed, placement.global_rank)
         sized = self._sampler.is_sized
         self.length: float = len(self._sampler) if sized else math.inf
@@ -73,9 +92,15 @@ class LoaderSource:
         """Every W-th batch is this worker's."""
         return own_idx * self._sampler.world + self._sampler.rank
 
-    def batches(self, epoch: int, position: int) -> tuple[Iterator[Any], float]:
-        """The batches of an epoch from a position on; nothing before it is read."""
-        count = self._sampler.begin(epoch, position)
+    def samples_of(self, own_idx: int) -> list[int] | None:
+        """The indices that the sampler dealt out."""
+        dealt = self._sampler.dealt
+        return list(dealt[own_idx - self._first]) if dealt is not None and self._is_batched else None
+
+    def batches(self, epoch: int, done: int) -> tuple[Iterator[Any], float]:
+        """The batches of an epoch but the first `done`, which are not read."""
+        self._first = done
+        count = self._sampler.begin(epoch, done * self.items_per_step)
         # Loading processes are seeded from this generator, never from the one that training draws from.
         assert self._loader.generator is not None
         self._loader.generator.manual_seed(derive(self._seed, epoch))
@@ -87,12 +112,15 @@ class IterableSource:
 
     items_per_step = 1
 
-    def __init__(self, iterable: Any) -> None:
+    def __init__(self, iterable: Any, placement: Placement, seed: int) -> None:
         self._iterable = iterable
-        try:
-            self.length: float = len(iterable)
-        except (TypeError, NotImplementedError):
-            self.length = math.inf
+        self._seed = derive(seed, placement.global_rank)
+        if isinstance(iterable, DataLoader):
+            # A copy with a generator of its own, from which loading processes are seeded: not from that of training.
+            self._iterable = copy.copy(iterable)
+            vars(self._iterable)["_iterator"] = None
+            self._iterable.generator = torch.Generator()
+        self.length: float = length_of(iterable)
         self.total = self.length
 
     def share_of(self, total: float) -> float:
@@ -103,19 +131,89 @@ class IterableSource:
         """Its own order is all that is known."""
         return own_idx
 
-    def batches(self, epoch: int, position: int) -> tuple[Iterator[Any], float]:
-        """The batches of an epoch; those before the position are read and passed over."""
-        if position:
+    def samples_of(self, own_idx: int) -> list[int] | None:
+        """Nothing is known of them."""
+        return None
+
+    def batches(self, epoch: int, done: int) -> tuple[Iterator[Any], float]:
+        """The batches of an epoch; the first `done` are read and passed over."""
+        if done:
             warnings.warn(
-                f"A {type(self._iterable).__name__} cannot start in the middle: {position} batches are skipped by "
+                f"A {type(self._iterable).__name__} cannot start in the middle: {done} batches are skipped by "
                 "reading them.",
                 stacklevel=2,
             )
-        return itertools.islice(iter(self._iterable), position, None), math.inf
+        if isinstance(self._iterable, DataLoader):
+            assert self._iterable.generator is not None
+            self._iterable.generator.manual_seed(derive(self._seed, epoch))
+        return itertools.islice(iter(self._iterable), done, None), math.inf
 
 
-def open_source(loader: Any, placement: Placement, seed: int, training: bool, shard: bool) -> Source:
-    """The source for a loader.
+class CombinedSource:
+    """Several loaders read as one, each of them a source of its own.
+
+    Args:
+        combined: what is read, and how.
+        open_member: gives the source of one loader.
+        limit: of each loader's batches in one reading, as for a single one.
+        limit_name: the Trainer argument that it comes from.
+    """
+
+    items_per_step = 1  # its members have positions of their own; together they count in steps
+
+    def __init__(
+        self, combined: CombinedLoader, open_member: Callable[[Any], Source], limit: int | float, limit_name: str
+    ) -> None:
+        self._combined = combined
+        self._sources = [open_member(loader) for loader in combined.flattened]
+        self._lengths = [limited(source.length, limit, limit_name) for source in self._sources]
+        self.length = combined_length(self._members(0), combined.mode)
+        self.total = self.length
+
+    def share_of(self, total: float) -> float:
+        """Its members have been shared."""
+        return total
+
+    def index_in_data(self, own_idx: int) -> int:
+        """Its own order is all that is known."""
+        return own_idx
+
+    def samples_of(self, own_idx: int) -> list[int] | None:
+        """They are of several data sets."""
+        return None
+
+    def batches(self, epoch: int, done: int) -> tuple[Iterator[Any], float]:
+        """The steps of an epoch but the first `done`; in "sequential" mode pairs of a batch and its loader's index."""
+        members = self._members(epoch)
+        seek(members, self._combined.mode, done)
+        steps = read(members, self._combined.mode, done)
+        is_certain = all(member.is_exact for member in members)
+        left = max(self.length - done, 0) if is_certain else math.inf
+        if self._combined.mode == "sequential":
+            return ((batch, index) for batch, _, index in steps), left
+        return (self._combined.rebuild(iter(batch)) for batch, _, _ in steps), left
+
+    def _members(self, epoch: int) -> list[Member]:
+        return [
+            Member(path, length, partial(_reading, source, epoch, length), is_exact=_is_exact(source))
+            for path, source, length in zip(self._combined.paths, self._sources, self._lengths, strict=True)
+        ]
+
+
+def _is_exact(source: Source) -> bool:
+    return isinstance(source, LoaderSource) and source.length < math.inf
+
+
+def _reading(source: Source, epoch: int, length: float, reading: int, start: int) -> Iterator[Any]:
+    # Each time that a member starts over in an epoch, its order is another one.
+    batches, _ = source.batches(derive(epoch, reading) if reading else epoch, start)
+    return batches if length == math.inf else itertools.islice(batches, int(length) - start)
+
+
+def open_source(
+    loader: Any, placement: Placement, seed: int, training: bool, shard: bool, fixed_order: bool = False
+) -> Source:
+    """The source for one loader.
 
     Args:
         loader: a DataLoader, or any iterable.
@@ -123,13 +221,40 @@ def open_source(loader: Any, placement: Placement, seed: int, training: bool, sh
         seed: of the run.
         training: whether all workers have to take the same number of steps.
         shard: whether a map-style loader's samples are shared among the workers.
+        fixed_order: whether every epoch has the same order.
     """
     if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-        return LoaderSource(loader, placement, seed, training, shard)
+        warn_of_loader(loader, training, placement)
+        return LoaderSource(loader, placement, seed, training, shard, fixed_order)
     if placement.world_size > 1 and placement.global_rank == 0:
         warnings.warn(
             f"A {type(loader).__name__} is read by all {placement.world_size} workers: give each its own part of the "
             "data, by `trainer.global_rank` and `trainer.world_size`.",
             stacklevel=2,
         )
-    return IterableSource(loader)
+    return IterableSource(loader, placement, seed)
+
+
+def evaluation_loaders(given: Any) -> list[Any]:
+    """The loaders that an evaluation reads one after the other.
+
+    Args:
+        given: one loader, a list, tuple or dict of them, or a CombinedLoader; those that are None are left out.
+    """
+    if isinstance(given, CombinedLoader) and given.mode == "sequential":
+        given = given.flattened
+    elif isinstance(given, Mapping):
+        given = list(given.values())
+    elif not isinstance(given, list | tuple):
+        given = [given]
+    present = [loader for loader in given if loader is not None]
+    if len(present) < len(given) and len(given) > 1:
+        warnings.warn(f"{len(given) - len(present)} of {len(given)} loaders are None, and left out.", stacklevel=3)
+    return present
+
+
+def training_structure(given: Any, mode: str) -> Any:
+    """What is trained on: a CombinedLoader of the loaders in lists, tuples and dicts, or the one loader itself."""
+    if isinstance(given, Mapping) or (isinstance(given, list | tuple) and holds_loaders(given)):
+        return CombinedLoader(given, mode)
+    return given

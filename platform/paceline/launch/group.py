@@ -155,7 +155,17 @@ def _ship(spec: RunSpec) -> Any:
     try:
         return ray.put(spec)
     except Exception as error:
-        for name in ("module", "datamodule", "train_loader", "eval_loaders", "callbacks", "loggers", "config"):
+        for name in (
+            "module",
+            "datamodule",
+            "train_loader",
+            "eval_loaders",
+            "callbacks",
+            "loggers",
+            "loop",
+            "profiler",
+            "config",
+        ):
             try:
                 ray.cloudpickle.dumps(getattr(spec, name))
             except Exception as reason:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from paceline.launch.spec import RunResult, RunSpec
 
 
+@runtime_checkable
 class Launcher(Protocol):
     """Carries a run out and brings its result back."""
 

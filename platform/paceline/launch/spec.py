@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.callbacks.callback import Callback
+from paceline.checkpoint.io import CheckpointIO
+from paceline.checkpoint.weights import load_weights
 from paceline.config import TrainerConfig
 from paceline.loggers.logger import Logger
+from paceline.loops.loop import Loop
 from paceline.module import Module
+from paceline.profilers.profiler import Profiler
 from paceline.strategies.accelerators import Accelerator
 from paceline.strategies.base import Strategy
 
@@ -29,6 +33,10 @@ class RunSpec:
         ckpt_path: a checkpoint to go on from.
         attempt: how often this run was restarted after a worker's death.
         return_predictions: whether predictions come back.
+        loop: the entry point's loop, of which each worker connects a copy.
+        profiler: measures what takes how long; None for nothing.
+        checkpoint_io: reads and writes checkpoints.
+        compile: what `torch.compile` made of the module; None when it is not compiled.
     """
 
     fn: str
@@ -48,6 +56,10 @@ class RunSpec:
     seed: int
     log_dir: str
     restart_dir: str
+    loop: Loop
+    profiler: Profiler | None = None
+    checkpoint_io: CheckpointIO = field(default_factory=CheckpointIO)
+    compile: Any = None
     checkpoint: dict[str, Any] | None = None
     ckpt_path: str | None = None
     attempt: int = 0
@@ -64,6 +76,7 @@ class RunResult:
         results: of validate and test: a dict of values per loader.
         predictions: of predict: from a worker its own, per loader, each with its place in the data; from a launcher
             all of them, per loader, in the order of the data.
+        num_batches: batches of each kind of loader.
         stopped_by: the signal that ended the run early; 0 for none.
     """
 
@@ -71,13 +84,15 @@ class RunResult:
     metrics: Any = None
     results: list[dict[str, float]] = field(default_factory=list)
     predictions: Any = None
+    num_batches: dict[str, list[float]] = field(default_factory=dict)
     stopped_by: int = 0
 
     def give_back(self, spec: RunSpec) -> None:
         """Put what workers elsewhere have come to into the driver's own module, data module and callbacks."""
         if not self.checkpoint:
             return
-        spec.module.load_state_dict(self.checkpoint["state_dict"])
+        spec.strategy.precision.convert_module(spec.module)
+        load_weights(spec.module, self.checkpoint["state_dict"])
         states = self.checkpoint.get("callbacks", {})
         for callback in spec.callbacks:
             if callback.state_key in states:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import math
+import copy
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.checkpoint import state, storage
-from paceline.data.feed import Feed
+import torch
+
+from paceline.callbacks.prediction_writer import BasePredictionWriter
+from paceline.checkpoint import state
+from paceline.checkpoint.writer import CheckpointWriter
 from paceline.errors import StopRun
 from paceline.hooks import Hooks, overridden
 from paceline.launch.spec import RunResult, RunSpec
-from paceline.loops.consensus import Consensus
-from paceline.loops.evaluate import EvaluationLoop
-from paceline.loops.fit import FitLoop
+from paceline.launch.torch_settings import anomaly_detection, torch_settings
 from paceline.loops.link import Link
+from paceline.loops.loaders import Loaders
 from paceline.loops.optimizers import parse_optimizers
-from paceline.loops.predict import PredictLoop
-from paceline.loops.restart import RestartCheckpoints
 from paceline.loops.run import Run
 from paceline.metrics import Metrics
 from paceline.strategies.base import Placement
@@ -47,9 +47,13 @@ def run(spec: RunSpec, placement: Placement, link: Link, trainer: Any = None, de
     spec.strategy.connect(placement, spec.accelerator.device(device_index))
     live = _make_run(spec, link)
     trainer = trainer if trainer is not None else spec.trainer_class.in_worker(spec)
+    if live.compile is not None:
+        # What `log` does with values is no computation to be compiled.
+        live.metrics.log = torch.compiler.disable(live.metrics.log)  # type: ignore
     trainer.attach(live)
-    live.hooks = Hooks(trainer, live.module, live.datamodule, live.callbacks, live.metrics.enter)
-    with _torn_down(live, trainer):
+    span = live.span if live.profiler is not None else None
+    live.hooks = Hooks(trainer, live.module, live.datamodule, live.callbacks, live.metrics.enter, span)
+    with torch_settings(spec.config), _profiled(live, spec.fn), _torn_down(live, trainer):
         live.state.fn, live.state.status, live.state.stage = spec.fn, "running", _STAGES[spec.fn]
         try:
             result = _carry_out(spec, live)
@@ -65,7 +69,7 @@ def run(spec: RunSpec, placement: Placement, link: Link, trainer: Any = None, de
         else:
             live.state.status = "finished"
         live.writer.wait()
-    result.metrics = live.metrics.values
+    result.metrics, result.num_batches = live.metrics.values, live.num_batches
     return result
 
 
@@ -82,15 +86,20 @@ def _make_run(spec: RunSpec, link: Link) -> Run:
         loggers=spec.loggers,
         strategy=strategy,
         link=link,
-        metrics=Metrics(strategy.gather_objects, strategy.is_global_zero),
+        metrics=Metrics(strategy.gather_objects, strategy.is_global_zero, spec.config.move_metrics_to_cpu),
         log_dir=spec.log_dir,
+        restart_dir=spec.restart_dir,
+        keeps_predictions=spec.return_predictions or any(map(_writes_at_the_end, spec.callbacks)),
+        profiler=spec.profiler,
+        compile=spec.compile,
+        writer=CheckpointWriter(spec.checkpoint_io),
         ckpt_path=spec.ckpt_path,
     )
 
 
 @contextmanager
 def _torn_down(live: Run, trainer: Any) -> Iterator[None]:
-    live.module.bind(trainer, live.metrics)
+    live.module.bind(trainer, None if live.config.barebones else live.metrics)
     if live.datamodule is not None:
         live.datamodule.trainer = trainer
     try:
@@ -109,6 +118,22 @@ def _torn_down(live: Run, trainer: Any) -> Iterator[None]:
             trainer.detach()
 
 
+@contextmanager
+def _profiled(live: Run, fn: str) -> Iterator[None]:
+    profiler = live.profiler
+    if profiler is None:
+        yield
+        return
+    profiler.setup(fn, live.strategy.placement.global_rank, live.log_dir)
+    profiler.attach(live.module)
+    try:
+        yield
+    finally:
+        profiler.detach()
+        live.tell(profiler.describe())
+        profiler.teardown(fn)
+
+
 def _tell_exception(live: Run, error: BaseException) -> None:
     live.state.status = "interrupted"
     live.hooks.call("on_exception", error)
@@ -119,20 +144,20 @@ def _carry_out(spec: RunSpec, live: Run) -> RunResult:
     # Where a fit goes on in the same script, weights and callbacks are as the user left them; the rest is from before.
     checkpoint = spec.checkpoint
     if spec.ckpt_path:
-        checkpoint = storage.load(spec.ckpt_path, trusted=spec.config.trusted_checkpoints)
+        checkpoint = live.writer.io.load_checkpoint(spec.ckpt_path, trusted=spec.config.trusted_checkpoints)
         state.restore_weights(live, checkpoint)
     live.strategy.setup(live.module)
-    match spec.fn:
-        case "fit":
-            return _fit(spec, live, checkpoint)
-        case "predict":
-            feeds = _evaluation_feeds(spec, live, "predict")
-            live.loop = PredictLoop(live, feeds, spec.return_predictions)
-            return RunResult(_loaded_weights(spec, live), predictions=live.loop.run())
-    stage = "validation" if spec.fn == "validate" else "test"
-    feeds = _evaluation_feeds(spec, live, "val" if spec.fn == "validate" else "test")
-    live.loop = EvaluationLoop(live, stage, feeds, inside_fit=False)
-    return RunResult(_loaded_weights(spec, live), results=live.loop.run())
+    loaders = Loaders(live, spec.train_loader, spec.eval_loaders)
+    # The driver's loop stays without any part of a run, to be connected anew by the next one.
+    live.loop = copy.copy(spec.loop)
+    if spec.fn == "fit":
+        return _fit(spec, live, loaders, checkpoint)
+    live.loop.connect(live, loaders)
+    outcome = live.loop.run()
+    weights = _loaded_weights(spec, live)
+    if spec.fn == "predict":
+        return RunResult(weights, predictions=outcome if spec.return_predictions else None)
+    return RunResult(weights, results=outcome)
 
 
 def _loaded_weights(spec: RunSpec, live: Run) -> dict[str, Any]:
@@ -153,60 +178,22 @@ def _prepare(spec: RunSpec, live: Run) -> None:
         live.module.configure_model()
 
 
-def _fit(spec: RunSpec, live: Run, checkpoint: dict[str, Any] | None) -> RunResult:
-    config = spec.config
-    live.optimizers, live.scheduler_configs = parse_optimizers(live.module.configure_optimizers())
+def _fit(spec: RunSpec, live: Run, loaders: Loaders, checkpoint: dict[str, Any] | None) -> RunResult:
     if checkpoint is not None:
-        live.seed = checkpoint.get(state.OWN_KEY, {}).get("seed", live.seed)
+        state.restore_progress(live, checkpoint)
+    live.loop.connect(live, loaders)
+    configured = parse_optimizers(live.module.configure_optimizers())
+    live.optimizers, live.scheduler_configs = configured.optimizers, configured.schedulers
+    live.frequencies = configured.frequencies
+    live.progress.expect(len(live.optimizers))
+    if checkpoint is not None:
         if spec.ckpt_path:
             state.restore_callbacks(live, checkpoint)
         state.restore_training(live, checkpoint, same_run=spec.attempt > 0)
-    live.train_loader = spec.train_loader if spec.train_loader is not None else _hook_loader(live, "train_dataloader")
-    feed = Feed(
-        live.train_loader,
-        live.strategy.placement,
-        live.seed,
-        config.limit_train_batches,
-        shard=config.use_distributed_sampler,
-    )
-    live.items_per_step = feed.items_per_step
-    validation = None
-    if overridden(live.module, "validation_step") and config.limit_val_batches:
-        feeds = _evaluation_feeds(spec, live, "val")
-        if feeds:
-            validation = EvaluationLoop(live, "validation", feeds, inside_fit=True)
-    restarts = RestartCheckpoints(live, spec.restart_dir, config.restart_every_n_steps)
-    max_epochs = math.inf if config.max_epochs in (None, -1) else config.max_epochs
-    live.loop = FitLoop(live, feed, validation, Consensus(live, restarts), max_epochs)
-    live.loop.run()
+    with anomaly_detection(live.config.detect_anomaly):
+        live.loop.run()
     return RunResult(checkpoint=state.capture(live))
 
 
-def _evaluation_feeds(spec: RunSpec, live: Run, kind: str) -> list[Feed]:
-    loaders = spec.eval_loaders if spec.eval_loaders is not None else _hook_loader(live, f"{kind}_dataloader")
-    if loaders is None:
-        return []
-    if not isinstance(loaders, list | tuple):
-        loaders = [loaders]
-    if kind == "val":
-        live.val_loaders = list(loaders)
-    name = f"limit_{kind}_batches"
-    return [
-        Feed(
-            loader,
-            live.strategy.placement,
-            live.seed,
-            getattr(spec.config, name),
-            name,
-            training=False,
-            shard=spec.config.use_distributed_sampler,
-        )
-        for loader in loaders
-    ]
-
-
-def _hook_loader(live: Run, name: str) -> Any:
-    for owner in (live.datamodule, live.module):
-        if owner is not None and overridden(owner, name):
-            return getattr(owner, name)()
-    return None
+def _writes_at_the_end(callback: Any) -> bool:
+    return isinstance(callback, BasePredictionWriter) and callback.writes_epochs

@@ -12,8 +12,9 @@ from torch import nn
 
 from paceline.data.feed import Feed
 from paceline.errors import StopRun
+from paceline.loops.loaders import Loaders
 from paceline.loops.run import Run
-from paceline.loops.steps import step_call, transfer_call
+from paceline.loops.steps import module_step, transfer_call
 from paceline.values import EpochValue
 
 
@@ -23,19 +24,24 @@ class EvaluationLoop:
     Workers may have unequal numbers of batches, so they do not wait for each other before the end of the pass.
 
     Args:
-        run: the parts of this run.
         stage: "validation" or "test".
-        feeds: one for each loader.
         inside_fit: training goes on afterwards; a signal is then looked at by the fit loop.
+
+    Attributes:
+        feeds: one for each loader.
     """
 
-    def __init__(self, run: Run, stage: str, feeds: list[Feed], inside_fit: bool) -> None:
-        self._run = run
+    def __init__(self, stage: str, inside_fit: bool = False) -> None:
         self._stage = stage
-        self.feeds = feeds
         self._inside_fit = inside_fit
-        self._step = step_call(getattr(run.module, f"{stage}_step"))
+
+    def connect(self, run: Run, loaders: Loaders) -> None:
+        """Take up the parts of a run, and open its data."""
+        self._run = run
+        self.feeds = loaders.evaluation("val" if self._stage == "validation" else "test")
+        self._step = module_step(run, self._stage)
         self._transfer = transfer_call(run)
+        self._inference = not self._inside_fit and run.may_use_inference_mode
 
     def run(self, limit: float = math.inf) -> list[dict[str, float]]:
         """One pass over the loaders.
@@ -47,7 +53,7 @@ class EvaluationLoop:
             For each loader a dict with the values logged for it; those logged for the pass as a whole are in each.
         """
         run, stage, hooks, metrics = self._run, self._stage, self._run.hooks, self._run.metrics
-        with evaluating(run.module, inference=not self._inside_fit):
+        with evaluating(run.module, inference=self._inference):
             hooks.call(f"on_{stage}_start")
             hooks.call(f"on_{stage}_epoch_start")
             for index, feed in enumerate(self.feeds):
@@ -70,13 +76,15 @@ class EvaluationLoop:
         for own_idx, batch in enumerate(feed.epoch(0)):
             if feed.index_in_data(own_idx) >= limit:
                 break
+            if batch is None:
+                continue
             if self._transfer is not None:
                 batch = self._transfer(batch, index)
             metrics.begin_batch(f"on_{stage}_batch_start", batch)
             for hook in batch_start:
                 hook(batch, own_idx, index)
             metrics.hook = f"{stage}_step"
-            output = self._step(batch, own_idx, index)
+            output = self._step(batch, own_idx, index, 0)
             metrics.hook = f"on_{stage}_batch_end"
             for hook in batch_end:
                 hook(output, batch, own_idx, index)

@@ -1,132 +1,102 @@
-"""Optimization of one batch: forward, clear, backward, clip, step, in the order in which they happen."""
+"""What automatic and manual optimization share: the training step, the backward pass, and what comes before a step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from paceline.errors import MisconfigurationError
 from paceline.hooks import overridden
+from paceline.loops.gradients import gradient_norms
 from paceline.loops.run import Run
-from paceline.loops.steps import step_call
+from paceline.loops.steps import module_step
 
 
 class Optimization:
-    """Automatic optimization with one optimizer.
+    """Base of the two ways of optimization.
 
     Args:
-        run: whose module and optimizer.
-
-    Raises:
-        MisconfigurationError: there are several optimizers.
+        run: whose module and optimizers.
     """
 
     def __init__(self, run: Run) -> None:
-        if len(run.optimizers) > 1:
-            raise MisconfigurationError(
-                f"`configure_optimizers` returned {len(run.optimizers)} optimizers; one can be stepped automatically."
-            )
-        if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in run.optimizers):
-            raise MisconfigurationError("LBFGS evaluates the loss several times per step; it cannot be used yet.")
-        module = run.module
+        self._run = run
+        self._module = run.module
         self._strategy = run.strategy
+        self._precision = run.strategy.precision
         self._progress = run.progress
-        self._optimizer = run.optimizers[0] if run.optimizers else None
-        self._training_step = step_call(module.training_step, run.strategy.wrap(module, module.training_step))
-        clips = run.config.gradient_clip_val or overridden(module, "configure_gradient_clipping")
-        self._clip = module.configure_gradient_clipping if clips else None
-        self._clip_arguments = (run.config.gradient_clip_val, run.config.gradient_clip_algorithm)
         self._metrics = run.metrics
-        self._before_zero_grad = run.hooks["on_before_zero_grad"]
+        self._optimizers = run.optimizers
+        several = len(run.optimizers) > 1 and run.module.automatic_optimization
+        self.training_step = module_step(run, "training", third="optimizer_idx" if several else "dataloader_idx")
+        self._own_backward = run.module.backward if overridden(run.module, "backward") else None
+        self._call_backward = run.span(f"[Strategy]{type(run.strategy).__name__}.backward", self._strategy.backward)
+        self._step = run.span("optimizer_step", self._precision.step)
         self._before_backward = run.hooks["on_before_backward"]
         self._after_backward = run.hooks["on_after_backward"]
-        self._before_step = run.hooks["on_before_optimizer_step"]
+        self._on_before_step = run.hooks["on_before_optimizer_step"]
+        self._norm_type = run.config.track_grad_norm
+        run.progress.expect(len(run.optimizers))
 
-    def run(self, batch: Any, batch_idx: int, group: int, steps: bool) -> Any:
-        """One batch: its gradients are added to those of its group, and the last of a group steps.
+    def run(self, batch: Any, batch_idx: int, dataloader_idx: int, group: int, steps: bool) -> Any:
+        """One batch of training.
 
         Args:
             batch: on the device.
             batch_idx: within the epoch.
-            group: batches whose gradients make this step; their mean is what steps.
+            dataloader_idx: of the loader that the batch comes from, where loaders are read one after the other.
+            group: batches whose gradients make one step; their mean is what steps.
             steps: whether this batch is its group's last.
 
         Returns:
             What `training_step` returned.
         """
-        if steps:
-            output = self._forward_backward(batch, batch_idx, group)
-            if self._progress.gathered:
-                self.step(group)
-        else:
-            with self._strategy.no_sync():
-                output = self._forward_backward(batch, batch_idx, group)
-        return output
+        raise NotImplementedError
 
-    def _forward_backward(self, batch: Any, batch_idx: int, group: int) -> Any:
-        self._metrics.hook = "training_step"
-        output = self._training_step(batch, batch_idx, 0)
-        loss = self._loss_of(output)
-        if loss is None or self._optimizer is None:
-            return output
-        if not self._progress.gathered:
-            for hook in self._before_zero_grad:
-                self._metrics.hook = "on_before_zero_grad"
-                hook(self._optimizer)
-            self._optimizer.zero_grad()
-        self._progress.gathered += 1
-        if group > 1:
-            loss = loss / group
+    def finish_group(self, group: int, batch_idx: int) -> None:
+        """Step with the gradients that are gathered, though the group is not complete."""
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """The backward pass, hooks included."""
         for hook in self._before_backward:
             self._metrics.hook = "on_before_backward"
             hook(loss)
-        self._strategy.backward(loss)
+        if self._own_backward is not None:
+            self._own_backward(self._precision.scale(loss), *args, **kwargs)
+        else:
+            self._call_backward(loss, *args, **kwargs)
         for hook in self._after_backward:
             self._metrics.hook = "on_after_backward"
             hook()
-        return output
 
-    def step(self, group: int) -> None:
-        """Step with the gradients that are gathered.
-
-        Args:
-            group: of how many batches their losses were made parts; fewer may have come.
-        """
-        optimizer = self._optimizer
-        assert optimizer is not None
-        if self._progress.gathered != group:
-            # A group that turned out shorter than it was said to be, since its loader's length was not known.
-            scale = group / self._progress.gathered
-            for parameters in optimizer.param_groups:
-                for parameter in parameters["params"]:
-                    if parameter.grad is not None:
-                        parameter.grad.mul_(scale)
-        self._progress.gathered = 0
-        for hook in self._before_step:
+    def before_step(self, optimizer: Optimizer) -> None:
+        """What comes between whole gradients and the step: their true size, hooks, and norms for the logs."""
+        self._precision.unscale(optimizer)
+        for hook in self._on_before_step:
             self._metrics.hook = "on_before_optimizer_step"
             hook(optimizer)
-        if self._clip is not None:
-            self._clip(optimizer, *self._clip_arguments)
-        self._progress.optimizer.ready()
-        optimizer.step()
-        self._progress.optimizer.completed()
+        if self._norm_type > 0:
+            self._metrics.hook = "on_before_optimizer_step"
+            for name, norm in gradient_norms(self._module, self._norm_type).items():
+                self._metrics.log(name, norm, on_step=True, on_epoch=False)
 
-    def _loss_of(self, output: Any) -> Tensor | None:
-        loss = output
-        if isinstance(output, Mapping):
-            if "loss" not in output:
-                raise MisconfigurationError(f"`training_step` returned a dict without `loss`; it has {list(output)}.")
-            loss = output["loss"]
-        if loss is None and self._strategy.placement.world_size > 1:
-            raise MisconfigurationError(
-                "`training_step` returned None on one of several workers, where all have to take each step together. "
-                "Return a loss that is multiplied by 0 instead."
-            )
-        if loss is not None and not isinstance(loss, Tensor):
-            raise MisconfigurationError(
-                f"`training_step` returned a {type(loss).__name__}. Return a tensor, a dict with `loss`, or None."
-            )
-        return loss
+    @contextmanager
+    def counted_steps(self) -> Iterator[None]:
+        """Every step of the optimizers is counted, whoever takes it; one that a gradient scaler skips is not."""
+        handles = [
+            optimizer.register_step_post_hook(partial(_count, self._progress, index))
+            for index, optimizer in enumerate(self._optimizers)
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _count(progress: Any, index: int, *_: Any) -> None:
+    progress.optimizer_stepped(index)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 from paceline.errors import MisconfigurationError, nearest
 
 _FORMS = (
     "Return an optimizer, a list of optimizers, two lists (optimizers and schedulers), a dict with `optimizer` and "
-    "maybe `lr_scheduler`, a list of such dicts, or None."
+    "maybe `lr_scheduler`, a list of such dicts, each maybe with a `frequency`, or None."
 )
 
 
@@ -29,6 +29,8 @@ class SchedulerConfig:
         monitor: the logged name that a scheduler on a plateau looks at.
         strict: whether a missing monitor is an error; else it is a warning.
         name: what a learning-rate monitor calls it.
+        reduce_on_plateau: whether stepping it needs a metric; by default whether it is a ReduceLROnPlateau.
+        optimizer_idx: which of the run's optimizers it belongs to.
     """
 
     scheduler: Any
@@ -37,20 +39,35 @@ class SchedulerConfig:
     monitor: str | None = None
     strict: bool = True
     name: str | None = None
+    reduce_on_plateau: bool = False
+    optimizer_idx: int = field(default=0, init=False)
 
-    @property
-    def on_plateau(self) -> bool:
-        """Whether stepping it needs a metric."""
-        return isinstance(self.scheduler, ReduceLROnPlateau)
+    def __post_init__(self) -> None:
+        self.reduce_on_plateau = self.reduce_on_plateau or isinstance(self.scheduler, ReduceLROnPlateau)
 
 
-def parse_optimizers(returned: Any) -> tuple[list[Optimizer], list[SchedulerConfig]]:
+@dataclass
+class Configured:
+    """What `configure_optimizers` returned, in one form.
+
+    Attributes:
+        optimizers: all of them.
+        schedulers: with how they are stepped.
+        frequencies: for how many batches in a row each optimizer is used, by turns; empty when all are used for each.
+    """
+
+    optimizers: list[Optimizer]
+    schedulers: list[SchedulerConfig]
+    frequencies: list[int]
+
+
+def parse_optimizers(returned: Any) -> Configured:
     """Optimizers and schedulers from what `configure_optimizers` returned.
 
     Raises:
         MisconfigurationError: it is none of the forms that are understood.
     """
-    optimizers, schedulers = _forms(returned)
+    optimizers, schedulers, frequencies = _forms(returned)
     wrong = next((o for o in optimizers if not isinstance(o, Optimizer)), None)
     if wrong is not None:
         raise MisconfigurationError(f"`configure_optimizers` gave a {type(wrong).__name__} as optimizer. {_FORMS}")
@@ -59,38 +76,50 @@ def parse_optimizers(returned: Any) -> tuple[list[Optimizer], list[SchedulerConf
     configs = [_scheduler(one) for one in schedulers]
     for config in configs:
         owner = getattr(config.scheduler, "optimizer", None)
-        if owner is not None and owner not in optimizers:
+        if owner is None:
+            continue
+        if all(owner is not optimizer for optimizer in optimizers):
             raise MisconfigurationError(
                 f"`configure_optimizers` returned a {type(config.scheduler).__name__} of an optimizer that it did not "
                 "return."
             )
-    return optimizers, configs
+        config.optimizer_idx = next(index for index, one in enumerate(optimizers) if one is owner)
+    return Configured(optimizers, configs, frequencies)
 
 
-def _forms(returned: Any) -> tuple[list[Any], list[Any]]:
+def _forms(returned: Any) -> tuple[list[Any], list[Any], list[int]]:
     if returned is None:
-        return [], []
+        return [], [], []
     if isinstance(returned, Optimizer):
-        return [returned], []
+        return [returned], [], []
     if isinstance(returned, Mapping):
         return _from_dicts([returned])
     if isinstance(returned, list | tuple):
         if len(returned) == 2 and isinstance(returned[0], list | tuple) and isinstance(returned[1], list | tuple):
-            return list(returned[0]), list(returned[1])
+            return list(returned[0]), list(returned[1]), []
         if returned and all(isinstance(one, Mapping) for one in returned):
             return _from_dicts(list(returned))
-        return list(returned), []
+        return list(returned), [], []
     raise MisconfigurationError(f"`configure_optimizers` returned a {type(returned).__name__}. {_FORMS}")
 
 
-def _from_dicts(dicts: list[Any]) -> tuple[list[Any], list[Any]]:
-    allowed = ("optimizer", "lr_scheduler")
+def _from_dicts(dicts: list[Any]) -> tuple[list[Any], list[Any], list[int]]:
+    allowed = ("optimizer", "lr_scheduler", "frequency")
     for one in dicts:
         _refuse_unknown_keys("`configure_optimizers` returned a dict with", one, allowed)
         if "optimizer" not in one:
             raise MisconfigurationError(f"`configure_optimizers` returned a dict without `optimizer`. {_FORMS}")
     schedulers = [one["lr_scheduler"] for one in dicts if one.get("lr_scheduler") is not None]
-    return [one["optimizer"] for one in dicts], schedulers
+    frequencies = [one["frequency"] for one in dicts if one.get("frequency") is not None]
+    if frequencies and len(frequencies) < len(dicts):
+        raise MisconfigurationError(
+            f"`configure_optimizers` gave {len(frequencies)} of {len(dicts)} optimizers a `frequency`: give it to all, "
+            "for them to take turns, or to none."
+        )
+    for frequency in frequencies:
+        if type(frequency) is not int or frequency < 1:
+            raise MisconfigurationError(f"An optimizer's frequency is an int of at least 1, not {frequency!r}.")
+    return [one["optimizer"] for one in dicts], schedulers, frequencies
 
 
 def _refuse_unknown_keys(what: str, given: Mapping[Any, Any], allowed: Sequence[str]) -> None:
@@ -103,7 +132,7 @@ def _refuse_unknown_keys(what: str, given: Mapping[Any, Any], allowed: Sequence[
 
 def _scheduler(given: Any) -> SchedulerConfig:
     if isinstance(given, Mapping):
-        known = [field.name for field in fields(SchedulerConfig)]
+        known = [one.name for one in fields(SchedulerConfig) if one.init]
         _refuse_unknown_keys("A scheduler's configuration has", given, known)
         if "scheduler" not in given:
             raise MisconfigurationError("A scheduler's configuration needs the key `scheduler`.")
@@ -116,7 +145,16 @@ def _scheduler(given: Any) -> SchedulerConfig:
         raise MisconfigurationError(f"A scheduler's frequency is an int of at least 1, not {config.frequency!r}.")
     if not hasattr(config.scheduler, "step"):
         raise MisconfigurationError(f"A {type(config.scheduler).__name__} is no scheduler: it has no `step`.")
-    if config.on_plateau and config.monitor is None:
+    if not hasattr(config.scheduler, "state_dict") or not hasattr(config.scheduler, "load_state_dict"):
+        raise MisconfigurationError(
+            f"A {type(config.scheduler).__name__} has no `state_dict` and `load_state_dict`: no fit could go on from a "
+            "checkpoint. Give it both."
+        )
+    if isinstance(config.scheduler, OneCycleLR) and config.interval == "epoch":
+        warnings.warn(
+            'OneCycleLR counts optimizer steps, but is stepped per epoch: give it `"interval": "step"`.', stacklevel=2
+        )
+    if config.reduce_on_plateau and config.monitor is None:
         raise MisconfigurationError(
             "ReduceLROnPlateau needs to know what to look at: return "
             '{"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}.'

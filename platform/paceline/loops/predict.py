@@ -8,8 +8,9 @@ from paceline.checkpoint.writer import copy_to_cpu
 from paceline.data.feed import Feed
 from paceline.errors import StopRun
 from paceline.loops.evaluate import evaluating
+from paceline.loops.loaders import Loaders
 from paceline.loops.run import Run
-from paceline.loops.steps import step_call, transfer_call
+from paceline.loops.steps import module_step, transfer_call
 
 Predictions = list[list[tuple[int, Any]]]
 
@@ -17,17 +18,22 @@ Predictions = list[list[tuple[int, Any]]]
 class PredictLoop:
     """Runs `predict_step` over the loaders, one after the other.
 
-    Args:
-        run: the parts of this run.
+    Attributes:
         feeds: one for each loader.
-        keep: whether the predictions are returned.
+        predictions: for each loader this worker's predictions so far, each with its batch's index in the whole data.
+        batch_indices: of the samples in the batch at work; None where the loader does not tell.
+        epoch_batch_indices: for each loader those of all batches so far.
     """
 
-    def __init__(self, run: Run, feeds: list[Feed], keep: bool) -> None:
+    def connect(self, run: Run, loaders: Loaders) -> None:
+        """Take up the parts of a run, and open its data."""
         self._run = run
-        self.feeds = feeds
-        self._keep = keep
-        self._step = step_call(run.module.predict_step)
+        self.feeds = loaders.evaluation("predict")
+        self.predictions: Predictions = []
+        self.batch_indices: list[int] | None = None
+        self.epoch_batch_indices: list[list[list[int] | None]] = []
+        self._keeps = run.keeps_predictions
+        self._step = module_step(run, "predict")
         self._transfer = transfer_call(run)
 
     def run(self) -> Predictions:
@@ -37,32 +43,35 @@ class PredictLoop:
             For each loader this worker's predictions on the CPU, each with its batch's index in the whole data.
         """
         hooks = self._run.hooks
-        with evaluating(self._run.module, inference=True):
+        self.predictions = [[] for _ in self.feeds]
+        self.epoch_batch_indices = [[] for _ in self.feeds]
+        with evaluating(self._run.module, inference=self._run.may_use_inference_mode):
             hooks.call("on_predict_start")
             hooks.call("on_predict_epoch_start")
-            predictions = [self._run_loader(index, feed) for index, feed in enumerate(self.feeds)]
+            for index, feed in enumerate(self.feeds):
+                self._run_loader(index, feed)
             hooks.call("on_predict_epoch_end")
             hooks.call("on_predict_end")
-        return predictions
+        return self.predictions
 
-    def _run_loader(self, index: int, feed: Feed) -> list[tuple[int, Any]]:
+    def _run_loader(self, index: int, feed: Feed) -> None:
         run, hooks = self._run, self._run.hooks
         batch_start, batch_end = hooks["on_predict_batch_start"], hooks["on_predict_batch_end"]
-        kept = []
         for own_idx, batch in enumerate(feed.epoch(0)):
             if self._transfer is not None:
                 batch = self._transfer(batch, index)
+            self.batch_indices = feed.samples_of(own_idx)
             run.metrics.begin_batch("predict_step", batch)
             for hook in batch_start:
                 hook(batch, own_idx, index)
-            output = self._step(batch, own_idx, index)
+            output = self._step(batch, own_idx, index, 0)
+            if self._keeps:
+                self.predictions[index].append((feed.index_in_data(own_idx), copy_to_cpu(output)))
+                self.epoch_batch_indices[index].append(self.batch_indices)
             for hook in batch_end:
                 hook(output, batch, own_idx, index)
-            if self._keep:
-                kept.append((feed.index_in_data(own_idx), copy_to_cpu(output)))
             if signum := run.link.stop_signal():
                 raise StopRun(signum)
-        return kept
 
 
 def in_data_order(workers: list[Predictions]) -> list[list[Any]]:

@@ -17,15 +17,14 @@ class RestartCheckpoints:
     """Writes a run's newest state to a folder of its own, and keeps the last two files.
 
     Args:
-        run: whose state.
-        folder: path or URL.
-        every_n_steps: optimizer steps between two; None goes by time.
+        run: whose state; its configuration says how often.
     """
 
-    def __init__(self, run: Run, folder: str, every_n_steps: int | None) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._folder = folder
-        self._every_n_steps = every_n_steps
+        self._folder = run.restart_dir
+        self._every_n_steps = run.config.restart_every_n_steps
+        self._is_off = bool(run.config.fast_dev_run)
         self._saved_at_batch = run.progress.batch.total.processed
         self._saved_at_step = run.progress.global_step
         self._pause_s = _SHORTEST_S
@@ -44,7 +43,7 @@ class RestartCheckpoints:
     def save(self) -> None:
         """Save the state as it is. All workers have to call it."""
         batches = self._run.progress.batch.total.processed
-        if batches == self._saved_at_batch:
+        if batches == self._saved_at_batch or self._is_off:
             return
         begin = time.monotonic()
         self._saved_at_batch, self._saved_at_step = batches, self._run.progress.global_step
@@ -54,4 +53,4 @@ class RestartCheckpoints:
 
     def _remove_old(self) -> None:
         for path in storage.find(f"{self._folder}/*.ckpt")[KEPT:]:
-            storage.remove(path)
+            self._run.writer.io.remove_checkpoint(path)

@@ -3,43 +3,81 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from paceline.data.feed import to_device
+from paceline.data.transfer import to_device
 from paceline.hooks import overridden
 from paceline.loops.run import Run
+from paceline.strategies.precision import Precision
 
-_ARGUMENTS = ("batch", "batch_idx", "dataloader_idx")
+_ARGUMENTS = ("batch", "batch_idx", "dataloader_idx", "optimizer_idx")
 
 
-def step_call(step: Callable[..., Any], call: Callable[..., Any] | None = None) -> Callable[[Any, int, int], Any]:
-    """A function of (batch, batch_idx, dataloader_idx) that passes on those that `step` takes.
+def module_step(run: Run, stage: str, third: str = "dataloader_idx") -> Callable[..., Any]:
+    """A function of (batch, batch_idx, dataloader_idx, optimizer_idx) that calls the module's step of a stage.
+
+    It goes through everything that a run puts around a step: compilation, the strategy's wrapper, the precision.
+
+    Args:
+        run: the parts of the run.
+        stage: "training", "validation", "test" or "predict".
+        third: what the step's third argument is, if its name does not say so.
+    """
+    step = getattr(run.module, f"{stage}_step")
+    call = run.compiled(step)
+    if stage == "training":
+        call = run.strategy.wrap(run.module, call)
+    call = run.span(f"[Module]{type(run.module).__name__}.{stage}_step", call)
+    precision = run.strategy.precision
+    if type(precision).forward is not Precision.forward:
+        call = partial(_within, precision, run.strategy.device, call)
+    return step_call(step, call, third)
+
+
+def _within(precision: Precision, device: Any, call: Callable[..., Any], *args: Any) -> Any:
+    with precision.forward(device):
+        return call(*args)
+
+
+def step_call(
+    step: Callable[..., Any], call: Callable[..., Any] | None = None, third: str = "dataloader_idx"
+) -> Callable[..., Any]:
+    """A function of (batch, batch_idx, dataloader_idx, optimizer_idx) that passes on those that `step` takes.
 
     Args:
         step: the user's function, whose signature is looked at once, here.
         call: what to call in its place, such as a wrapper around it; `step` itself by default.
+        third: what the third argument is, if its name does not say so.
     """
     call = call or step
-    match _taken(step):
+    match _taken(step, third):
         case (0, 1):
-            return lambda batch, batch_idx, _: call(batch, batch_idx)
+            return lambda batch, batch_idx, *_: call(batch, batch_idx)
         case (0,):
-            return lambda batch, _, __: call(batch)
+            return lambda batch, *_: call(batch)
         case taken:
             return lambda *given: call(*(given[index] for index in taken))
 
 
-def _taken(step: Callable[..., Any]) -> tuple[int, ...]:
-    """Which of batch, batch_idx and dataloader_idx a step's arguments are: by their names, else by their places."""
+def takes(step: Callable[..., Any], argument: str) -> bool:
+    """Whether a step takes one of batch, batch_idx, dataloader_idx and optimizer_idx."""
+    return _ARGUMENTS.index(argument) in _taken(step, argument)
+
+
+def _taken(step: Callable[..., Any], third: str) -> tuple[int, ...]:
+    """Which of the arguments a step takes: by their names, else by their places."""
+    places = ("batch", "batch_idx", third)
     taken = []
     for place, parameter in enumerate(inspect.signature(step).parameters.values()):
         if parameter.kind is parameter.VAR_POSITIONAL:
             return (0, 1)
         if parameter.name in _ARGUMENTS:
             taken.append(_ARGUMENTS.index(parameter.name))
-        elif parameter.default is parameter.empty and place < len(_ARGUMENTS):
-            taken.append(place)
+        elif parameter.default is parameter.empty and place < len(places):
+            taken.append(_ARGUMENTS.index(places[place]))
     return tuple(taken)
 
 
@@ -50,20 +88,22 @@ def transfer_call(run: Run) -> Callable[[Any, int], Any] | None:
     """
 
     def own(name: str) -> Callable[..., Any] | None:
-        for owner in (run.datamodule, run.module):
-            if owner is not None and overridden(owner, name):
-                return getattr(owner, name)  # type: ignore[no-any-return]
-        return None
+        owners = [owner for owner in (run.datamodule, run.module) if owner is not None and overridden(owner, name)]
+        if len(owners) == 2:
+            warnings.warn(f"Module and data module both have `{name}`: the data module's is used.", stacklevel=4)
+        return getattr(owners[0], name) if owners else None
 
     before, move, after = map(own, ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"))
-    device = run.strategy.device
-    if device.type == "cpu" and not (before or move or after):
+    device, precision = run.strategy.device, run.strategy.precision
+    if device.type == "cpu" and not (before or move or after or precision.changes_batches):
         return None
 
     def transfer(batch: Any, dataloader_idx: int) -> Any:
         if before is not None:
             batch = before(batch, dataloader_idx)
         batch = move(batch, device, dataloader_idx) if move is not None else to_device(batch, device)
-        return after(batch, dataloader_idx) if after is not None else batch
+        if after is not None:
+            batch = after(batch, dataloader_idx)
+        return precision.convert_batch(batch)
 
-    return transfer
+    return run.span("batch_to_device", transfer)
