@@ -92,7 +92,8 @@ class Strategy:
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute the gradients."""
-        self.precision.scale(loss).backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+        scaler = self.precision.scaler
+        (loss if scaler is None else self.precision.scale(loss)).backward(*args, **kwargs)  # type: ignore
 
     def clip_gradients(self, optimizer: Optimizer, limit: float, algorithm: str) -> None:
         """Clip the gradients of the optimizer's parameters, by their common "norm" or each "value"."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,9 +65,9 @@ class _Entry:
     options: tuple[Any, ...] | None  # as `log` got them; None when the entry comes from a checkpoint
     newest: Any = None  # logged since the last row
     unread: bool = False  # ... and not yet among the shown values
-    total: Tensor | None = None
+    total: Tensor | float | None = None  # a tensor where values come from another device: nothing waits for them
     weight: float = 0.0
-    values: list[Tensor] = field(default_factory=list)
+    values: list[Tensor | float] = field(default_factory=list)
     source: Any = None  # a metric object, which does its own accumulation
 
     @property
@@ -79,13 +80,14 @@ class _Entry:
 
     def add_to_epoch(self, value: Tensor | float, batch_size: float) -> None:
         """Add one step's value to what the epoch has so far."""
-        if not isinstance(value, Tensor):
-            value = torch.tensor(value, dtype=torch.float64)
         if callable(self.reduce):
             self.values.append(value)
             return
         weight = batch_size if self.reduce == "mean" else 1
         self.weight += weight
+        if not isinstance(value, Tensor) or isinstance(self.total, float):
+            self.total = _added(self.reduce, self.total, float(value), weight)
+            return
         if self.total is None:
             self.total = value.to(wide(value), copy=True).mul_(weight)
             return
@@ -117,6 +119,16 @@ class _Entry:
         if self.source is not None:
             self.source.reset()
             self.source = None
+
+
+def _added(reduce: Reduce, total: Tensor | float | None, value: float, weight: float) -> float:
+    if total is None:
+        return value * weight
+    if reduce in ("mean", "sum"):
+        return float(total) + value * weight
+    if math.isnan(value):
+        return value
+    return min(float(total), value) if reduce == "min" else max(float(total), value)
 
 
 @dataclass(slots=True)
@@ -198,11 +210,11 @@ class Metrics:
         if rank_zero_only and not self._is_global_zero:
             return
         if isinstance(value, Tensor):
-            value = value.detach().clone()  # the user may change it in place
-            if self._to_cpu:
-                value = value.cpu()
             if value.ndim:
                 value = scalar(name, value)
+            # A copy: the user may change it in place.
+            stays = value.device.type != "cpu" and not self._to_cpu
+            value = value.detach().clone() if stays else float(value)
         elif hasattr(value, "compute") and hasattr(value, "reset"):
             self._log_metric_object(entry, value)
             return
@@ -362,7 +374,7 @@ class Metrics:
             {
                 "key": list(key),
                 **{name: getattr(entry, name) for name in _KEPT},
-                "total": entry.total.to("cpu", copy=True),
+                "total": entry.total.to("cpu", copy=True) if isinstance(entry.total, Tensor) else entry.total,
             }
             for key, entry in self._entries.items()
             if entry.stage == "training" and entry.total is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 
@@ -18,36 +18,32 @@ class Counts:
 
 @dataclass
 class Tally:
-    """Counts over the whole run (`total`) and since the epoch began (`current`)."""
+    """Counts over the whole run (`total`), and how they stood when the epoch began (`before`)."""
 
     total: Counts = field(default_factory=Counts)
-    current: Counts = field(default_factory=Counts)
+    before: Counts = field(default_factory=Counts)
 
-    def ready(self) -> None:
-        """One more is about to begin."""
-        self.total.ready += 1
-        self.current.ready += 1
+    @property
+    def current(self) -> Counts:
+        """Counts since the epoch began."""
+        return Counts(**{name: getattr(self.total, name) - getattr(self.before, name) for name in _NAMES})
 
-    def started(self) -> None:
-        """One more has begun: its start hooks have run."""
-        self.total.started += 1
-        self.current.started += 1
+    def begin_epoch(self) -> None:
+        """`current` starts at 0."""
+        self.before = replace(self.total)
 
-    def processed(self) -> None:
-        """One more did its work; its end hooks have yet to run."""
-        self.total.processed += 1
-        self.current.processed += 1
+    def state_dict(self) -> dict[str, Any]:
+        """What checkpoints keep."""
+        return {"total": asdict(self.total), "current": asdict(self.current)}
 
-    def completed(self) -> None:
-        """One more is over, end hooks included."""
-        self.total.completed += 1
-        self.current.completed += 1
-
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the counts of a checkpoint; those it lacks stay 0."""
-        for name in ("total", "current"):
-            known = {key: int(state[name].get(key, 0)) for key in asdict(Counts())}
-            setattr(self, name, Counts(**known))
+        total, current = ({name: int(state[part].get(name, 0)) for name in _NAMES} for part in ("total", "current"))
+        self.total = Counts(**total)
+        self.before = Counts(**{name: total[name] - current[name] for name in _NAMES})
+
+
+_NAMES = tuple(one.name for one in fields(Counts))
 
 
 @dataclass
@@ -84,9 +80,15 @@ class FitProgress:
 
     def optimizer_stepped(self, index: int) -> None:
         """An optimizer has taken a step."""
-        self.optimizer.ready()
-        self.optimizer.completed()
+        count = self.optimizer.total
+        count.ready += 1
+        count.completed += 1
         self.optimizer_steps[index] += 1
+
+    @property
+    def batches_in_epoch(self) -> int:
+        """Training batches of the running epoch that are done."""
+        return self.batch.total.processed - self.batch.before.processed
 
     @property
     def global_step(self) -> int:
@@ -101,8 +103,8 @@ class FitProgress:
     def begin_epoch(self) -> None:
         """A new epoch: everything counted within an epoch starts at 0."""
         for tally in (self.batch, self.optimizer, self.scheduler):
-            tally.current = Counts()
-        self.epoch.ready()
+            tally.begin_epoch()
+        self.epoch.total.ready += 1
 
     def state_dict(self) -> dict[str, Any]:
         """The counts under the keys of a Lightning checkpoint's `loops/fit_loop`."""
@@ -115,19 +117,19 @@ class FitProgress:
                 "gathered": list(self.gathered),
                 "optimizer_steps": list(self.optimizer_steps),
             },
-            "epoch_loop.batch_progress": asdict(self.batch),
-            "epoch_loop.scheduler_progress": asdict(self.scheduler),
+            "epoch_loop.batch_progress": self.batch.state_dict(),
+            "epoch_loop.scheduler_progress": self.scheduler.state_dict(),
             "epoch_loop.automatic_optimization.state_dict": {},
-            "epoch_loop.automatic_optimization.optim_progress": {"optimizer": {"step": asdict(self.optimizer)}},
-            "epoch_progress": asdict(self.epoch),
+            "epoch_loop.automatic_optimization.optim_progress": {"optimizer": {"step": self.optimizer.state_dict()}},
+            "epoch_progress": self.epoch.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the counts of a checkpoint."""
-        self.epoch.load(state["epoch_progress"])
-        self.batch.load(state["epoch_loop.batch_progress"])
-        self.scheduler.load(state["epoch_loop.scheduler_progress"])
-        self.optimizer.load(state["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"])
+        self.epoch.load_state_dict(state["epoch_progress"])
+        self.batch.load_state_dict(state["epoch_loop.batch_progress"])
+        self.scheduler.load_state_dict(state["epoch_loop.scheduler_progress"])
+        self.optimizer.load_state_dict(state["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"])
         inner = state["epoch_loop.state_dict"]
         self.stepped_batches = int(inner.get("_batches_that_stepped", 0))
         self.validated_at = int(inner.get("validated_at", -1))

@@ -92,12 +92,13 @@ class RunView(DataView, LoopView):
 
     @property
     def log_dir(self) -> str:
-        """Folder or URL of this run's files: `<root>/<experiment>/<run>` with a logger, else the root itself."""
+        """Folder or URL of this run's files: the first logger's, else the root itself."""
         if self._live_run is not None:
             return self._live_run.log_dir
-        if self.logger is None:
+        logger = self.logger
+        if logger is None:
             return self.default_root_dir
-        return f"{self.default_root_dir}/{self.logger.name}/{self.logger.version}"
+        return logger.log_dir or f"{self.default_root_dir}/{logger.name}/{logger.version}"
 
     @property
     def _restart_root(self) -> str:
@@ -107,8 +108,9 @@ class RunView(DataView, LoopView):
     @property
     def _checkpoint_folders(self) -> str:
         """A pattern of the folders where runs of this experiment keep checkpoints."""
-        run = f"{self.logger.name}/*/" if self.logger is not None else ""
-        return f"{self.default_root_dir}/{run}checkpoints"
+        if self.logger is None:
+            return f"{self.default_root_dir}/checkpoints"
+        return f"{self.log_dir.rpartition('/')[0]}/*/checkpoints"
 
     @property
     def _spool_root(self) -> str:

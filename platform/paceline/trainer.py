@@ -66,6 +66,8 @@ class Trainer(RunView):
         plugins = sort_plugins(config.plugins)
         strategy.precision = plugins.precision or make_precision(config.precision, accelerator.name)
         super().__init__(config, with_defaults(config), recording.make_loggers(config.logger), strategy, workers)
+        for logger in self.loggers:
+            logger.default_root_dir = self.default_root_dir
         self.profiler = make_profiler(config.profiler)
         self.accelerator = accelerator
         self.cluster_address = address

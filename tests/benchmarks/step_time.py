@@ -6,9 +6,12 @@ process, and each one's figure is the median over its turns.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +24,7 @@ from torch import nn
 WARM_UP_EPOCHS = 2
 EPOCHS = 8
 TURNS = 12
-REPETITIONS = 3
+REPETITIONS = 7
 
 
 class Clock:
@@ -69,18 +72,29 @@ QUIET: dict[str, Any] = {
 
 def paceline(logs: bool) -> float:
     """The Trainer, with everything off but the loop and the log."""
-    from paceline import Callback, Trainer
+    from paceline import Trainer
 
     clock = Clock()
+    Trainer(callbacks=[_times(clock)], **QUIET).fit(tasks.TinyModule(logs), tasks.loader())
+    return clock.per_step()
 
-    class Times(Callback):
-        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-            clock.epoch_begins()
 
-        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            clock.epoch_begins()
+def _times(clock: Clock) -> Any:
+    from paceline.callbacks import LambdaCallback
 
-    Trainer(callbacks=[Times()], **QUIET).fit(tasks.TinyModule(logs), tasks.loader())
+    return LambdaCallback(
+        on_train_epoch_start=lambda *_: clock.epoch_begins(), on_train_end=lambda *_: clock.epoch_begins()
+    )
+
+
+def paceline_in_use(root: str) -> float:
+    """The Trainer as people use it: progress bar, a checkpoint after each epoch, a learning-rate scheduler, a log."""
+    from paceline import Trainer
+
+    clock = Clock()
+    arguments = {**QUIET, "enable_checkpointing": True, "enable_progress_bar": True, "default_root_dir": root}
+    with contextlib.redirect_stderr(io.StringIO()):
+        Trainer(callbacks=[_times(clock)], **arguments).fit(tasks.TinyModule(True, schedules=True), tasks.loader())
     return clock.per_step()
 
 
@@ -118,8 +132,14 @@ CONTENDERS: dict[str, Callable[[], float]] = {
     "bare": bare,
     "paceline": lambda: paceline(logs=True),
     "paceline-without-log": lambda: paceline(logs=False),
+    "paceline-in-use": lambda: _in_a_folder(paceline_in_use),
     "lightning": lightning,
 }
+
+
+def _in_a_folder(contender: Callable[[str], float]) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        return contender(folder)
 
 
 def run(say: Callable[[str], None]) -> list[Measure]:
@@ -130,10 +150,12 @@ def run(say: Callable[[str], None]) -> list[Measure]:
             figures[name].append(seconds)
             say(f"step of {name}, {repetition + 1} of {REPETITIONS}: {seconds * 1e6:.0f} µs")
     own, bare_, unlogged = figures["paceline"], figures["bare"], figures["paceline-without-log"]
+    in_use = figures["paceline-in-use"]
     step = {"unit": "µs", "scale": 1e6}
     return [
         Measure("step of a tiny MLP, one metric logged", "a bare loop", 1.10, own, bare_, **step),
         Measure("the same, nothing logged", "a bare loop", 1.05, unlogged, bare_, **step),
+        Measure("the same with progress bar, ModelCheckpoint, scheduler", "a bare loop", 1.20, in_use, bare_, **step),
         Measure("the same, one metric logged", "Lightning 2.6", 0.35, own, figures["lightning"], **step),
     ]
 

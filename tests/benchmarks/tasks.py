@@ -32,12 +32,14 @@ class TinyModule(Module):
 
     Args:
         logs: log the loss of every step.
+        schedules: step a learning-rate scheduler with every step.
     """
 
-    def __init__(self, logs: bool = True) -> None:
+    def __init__(self, logs: bool = True, schedules: bool = False) -> None:
         super().__init__()
         self.net = network()
         self.logs = logs
+        self.schedules = schedules
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         """Cross entropy."""
@@ -50,9 +52,13 @@ class TinyModule(Module):
         """Accuracy."""
         self.log("acc", (self.net(batch[0]).argmax(-1) == batch[1]).float().mean())
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self) -> Any:
         """Plain SGD."""
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+        if not self.schedules:
+            return optimizer
+        scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
 class FirstStep(Callback):

@@ -46,7 +46,7 @@ class TQDMProgressBar(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Module) -> None:
         """The epoch's values."""
-        done = trainer.run.progress.batch.current.processed
+        done = trainer.run.progress.batches_in_epoch
         self._show(trainer, f"Epoch {trainer.current_epoch}", done, self._train_total, is_over=True)
 
     def on_validation_start(self, trainer: Trainer, pl_module: Module) -> None:

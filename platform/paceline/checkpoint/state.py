@@ -96,7 +96,7 @@ def capture(run: Stateful, weights_only: bool = False) -> dict[str, Any]:
         checkpoint[OWN_KEY] |= {
             "seed": run.seed,
             "workers": workers,
-            "position": run.progress.batch.current.processed * run.items_per_step,
+            "position": run.progress.batches_in_epoch * run.items_per_step,
             "values": run.metrics.values.state_dict(),
             "stop_requests": sorted(run.stop_requests),
         }
@@ -144,7 +144,7 @@ def restore_progress(run: Stateful, checkpoint: dict[str, Any]) -> None:
     run.seed = checkpoint.get(OWN_KEY, {}).get("seed", run.seed)
     run.progress.load_state_dict(checkpoint["loops"]["fit_loop"])
     # A file written in the hooks at a batch's end counts that batch as done.
-    for counts in (run.progress.batch.total, run.progress.batch.current):
+    for counts in (run.progress.batch.total, run.progress.batch.before):
         counts.completed = counts.ready = counts.started = counts.processed
 
 

@@ -125,7 +125,6 @@ def _profiled(live: Run, fn: str) -> Iterator[None]:
         yield
         return
     profiler.setup(fn, live.strategy.placement.global_rank, live.log_dir)
-    profiler.attach(live.module)
     try:
         yield
     finally:
@@ -147,6 +146,8 @@ def _carry_out(spec: RunSpec, live: Run) -> RunResult:
         checkpoint = live.writer.io.load_checkpoint(spec.ckpt_path, trusted=spec.config.trusted_checkpoints)
         state.restore_weights(live, checkpoint)
     live.strategy.setup(live.module)
+    if live.profiler is not None:
+        live.profiler.attach(live.module)
     loaders = Loaders(live, spec.train_loader, spec.eval_loaders)
     # The driver's loop stays without any part of a run, to be connected anew by the next one.
     live.loop = copy.copy(spec.loop)
@@ -190,6 +191,9 @@ def _fit(spec: RunSpec, live: Run, loaders: Loaders, checkpoint: dict[str, Any] 
         if spec.ckpt_path:
             state.restore_callbacks(live, checkpoint)
         state.restore_training(live, checkpoint, same_run=spec.attempt > 0)
+    if live.strategy.is_global_zero:
+        for logger in live.loggers:
+            logger.log_graph(live.module)
     with anomaly_detection(live.config.detect_anomaly):
         live.loop.run()
     return RunResult(checkpoint=state.capture(live))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from paceline.module import Module
 
 
 class Sink(Protocol):
@@ -18,10 +21,12 @@ class Logger(ABC):
     """Records runs. On several workers it lives on the driver; rank 0 has a copy that hands on what it is given.
 
     Attributes:
-        spool: the folder on the driver's machine where records wait to be sent; None for loggers that write at once.
+        spool: the folder on the driver's machine where records of workers wait; None for loggers that write at once.
+        default_root_dir: folder or URL for what has no place of its own; set by the Trainer.
     """
 
     spool: str | None = None
+    default_root_dir: str | None = None
 
     @property
     @abstractmethod
@@ -33,6 +38,11 @@ class Logger(ABC):
     def version(self) -> str:
         """The run."""
 
+    @property
+    def log_dir(self) -> str | None:
+        """Folder or URL of the run's files; None for `<default_root_dir>/<name>/<version>`."""
+        return None
+
     @abstractmethod
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Record one row of values."""
@@ -40,6 +50,9 @@ class Logger(ABC):
     @abstractmethod
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Record hyperparameters; mappings in it may be nested."""
+
+    def log_graph(self, module: Module) -> None:  # noqa: B027
+        """Record how a module computes its `example_input_array`."""
 
     def log_artifact(self, path: str, name: str | None = None) -> None:  # noqa: B027
         """Keep a file or folder with the run, in its folder `name`."""

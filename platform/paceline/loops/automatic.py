@@ -55,17 +55,20 @@ class AutomaticOptimization(Optimization):
     def run(self, batch: Any, batch_idx: int, dataloader_idx: int, group: int, steps: bool) -> Any:
         """One batch: its gradients are added to those of its group, and the last of a group steps."""
         self._group = group
-        if not self._optimizers:
+        if len(self._everybody) == 1:
+            return self._optimize(0, batch, batch_idx, dataloader_idx, steps)
+        if not self._everybody:
             self._metrics.hook = "training_step"
             return self.training_step(batch, batch_idx, dataloader_idx, 0)
         turn = self._everybody if not self._turns else (self._turns[batch_idx % len(self._turns)],)
         outputs = []
         for index in turn:
-            forward_backward = partial(self._forward_backward, index, batch, batch_idx, dataloader_idx)
-            if len(self._everybody) > 1:
-                outputs.append(self._with_others_off(index, forward_backward, batch_idx, steps))
-            else:
-                outputs.append(self._optimize(index, forward_backward, batch_idx, steps))
+            # Only this optimizer's parameters need gradients.
+            self._module.toggle_optimizer(self._optimizers[index])
+            try:
+                outputs.append(self._optimize(index, batch, batch_idx, dataloader_idx, steps))
+            finally:
+                self._module.untoggle_optimizer(self._optimizers[index])
         return outputs[0] if len(outputs) == 1 else outputs
 
     def finish_group(self, group: int, batch_idx: int) -> None:
@@ -75,24 +78,18 @@ class AutomaticOptimization(Optimization):
             if gathered:
                 self._take_step(index, batch_idx, lambda: None)
 
-    def _with_others_off(self, index: int, forward_backward: Callable[[], Any], batch_idx: int, steps: bool) -> Any:
-        optimizer = self._optimizers[index]
-        self._module.toggle_optimizer(optimizer)
-        try:
-            return self._optimize(index, forward_backward, batch_idx, steps)
-        finally:
-            self._module.untoggle_optimizer(optimizer)
-
-    def _optimize(self, index: int, forward_backward: Callable[[], Any], batch_idx: int, steps: bool) -> Any:
+    def _optimize(self, index: int, batch: Any, batch_idx: int, dataloader_idx: int, steps: bool) -> Any:
         if not steps:
             with self._strategy.no_sync():
-                return forward_backward()[0]
+                return self._forward_backward(index, batch, batch_idx, dataloader_idx)[0]
         if self._by_closure[index]:
+            forward_backward = partial(self._forward_backward, index, batch, batch_idx, dataloader_idx)
             return self._step_with_closure(index, forward_backward, batch_idx)
-        output, _ = forward_backward()
+        output, _ = self._forward_backward(index, batch, batch_idx, dataloader_idx)
         if self._progress.gathered[index]:
-            self._finish_gradients(index, self._optimizers[index])
-            self._step(self._optimizers[index])
+            optimizer = self._optimizers[index]
+            self._finish_gradients(index, optimizer)
+            self._step(optimizer)
             self._progress.gathered[index] = 0
         return output
 
@@ -108,7 +105,7 @@ class AutomaticOptimization(Optimization):
         if not gathered[index]:
             self._zero_grad(self._optimizers[index], batch_idx)
         gathered[index] += 1
-        self.backward(loss if self._group == 1 else loss / self._group)
+        self._backward(loss if self._group == 1 else loss / self._group)
         return output, loss
 
     def _zero_grad(self, optimizer: Optimizer, batch_idx: int) -> None:
@@ -157,7 +154,8 @@ class AutomaticOptimization(Optimization):
                 for parameter in parameters["params"]:
                     if parameter.grad is not None:
                         parameter.grad.mul_(self._group / gathered)
-        self.before_step(optimizer)
+        if self._is_watched:
+            self.before_step(optimizer)
         if self._clip is not None:
             self._clip(optimizer, *self._clip_arguments)
 

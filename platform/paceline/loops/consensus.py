@@ -33,6 +33,11 @@ class Consensus:
         Raises:
             StopRun: a signal asks the run to end; the state is saved.
         """
+        if self._alone:
+            run = self._run
+            if run.stop_requests or run.stop_agreed or run.link.stop_signal() or self._restarts.due():
+                self.look()
+            return
         self._countdown -= 1
         if self._countdown <= 0:
             self.look()

@@ -41,6 +41,8 @@ class EvaluationLoop:
         self.feeds = loaders.evaluation("val" if self._stage == "validation" else "test")
         self._step = module_step(run, self._stage)
         self._transfer = transfer_call(run)
+        self._batch_start = run.hooks[f"on_{self._stage}_batch_start"]
+        self._batch_end = run.hooks[f"on_{self._stage}_batch_end"]
         self._inference = not self._inside_fit and run.may_use_inference_mode
 
     def run(self, limit: float = math.inf) -> list[dict[str, float]]:
@@ -70,29 +72,32 @@ class EvaluationLoop:
         return self._results(values)
 
     def _run_loader(self, index: int, feed: Feed, limit: float) -> None:
-        run, stage, metrics = self._run, self._stage, self._run.metrics
-        batch_start, batch_end = run.hooks[f"on_{stage}_batch_start"], run.hooks[f"on_{stage}_batch_end"]
-        metrics.dataloader_idx = index if len(self.feeds) > 1 else None
+        run = self._run
+        run.metrics.dataloader_idx = index if len(self.feeds) > 1 else None
+        run_batch = run.span("run_evaluation_batch", self._run_batch)
         for own_idx, batch in enumerate(feed.epoch(0)):
             if feed.index_in_data(own_idx) >= limit:
                 break
-            if batch is None:
-                continue
-            if self._transfer is not None:
-                batch = self._transfer(batch, index)
-            metrics.begin_batch(f"on_{stage}_batch_start", batch)
-            for hook in batch_start:
-                hook(batch, own_idx, index)
-            metrics.hook = f"{stage}_step"
-            output = self._step(batch, own_idx, index, 0)
-            metrics.hook = f"on_{stage}_batch_end"
-            for hook in batch_end:
-                hook(output, batch, own_idx, index)
-            if run.state.stage != "sanity_check":
-                run.log_row(metrics.step_row(stage), run.progress.evaluated_batches)
-                run.progress.evaluated_batches += 1
+            if batch is not None:
+                run_batch(batch, own_idx, index)
             if not self._inside_fit and (signum := run.link.stop_signal()):
                 raise StopRun(signum)
+
+    def _run_batch(self, batch: Any, own_idx: int, index: int) -> None:
+        run, stage, metrics = self._run, self._stage, self._run.metrics
+        if self._transfer is not None:
+            batch = self._transfer(batch, index)
+        metrics.begin_batch(f"on_{stage}_batch_start", batch)
+        for hook in self._batch_start:
+            hook(batch, own_idx, index)
+        metrics.hook = f"{stage}_step"
+        output = self._step(batch, own_idx, index, 0)
+        metrics.hook = f"on_{stage}_batch_end"
+        for hook in self._batch_end:
+            hook(output, batch, own_idx, index)
+        if run.state.stage != "sanity_check":
+            run.log_row(metrics.step_row(stage), run.progress.evaluated_batches)
+            run.progress.evaluated_batches += 1
 
     def _results(self, values: list[EpochValue]) -> list[dict[str, float]]:
         several = len(self.feeds) > 1

@@ -61,7 +61,7 @@ class FitLoop:
         self._batch_start = run.hooks["on_train_batch_start"]
         self._batch_end = run.hooks["on_train_batch_end"]
         self._log_every = config.log_every_n_steps
-        self._skip_rest = False
+        self._skip_rest = self._at_group_end = False
         self.feed = loaders.train()
         self.validation: EvaluationLoop | None = None
         if overridden(run.module, "validation_step") and config.limit_val_batches:
@@ -119,12 +119,12 @@ class FitLoop:
             # In the middle of an epoch: what its start hooks draw must be what they drew before.
             set_random_state(self.run_parts.epoch_random_state)
         self._hooks.call("on_train_epoch_start")
-        self.progress.epoch.started()
+        self.progress.epoch.total.started += 1
         self.run_batches()
         self.find_out_whether_empty()
         is_whole = self.feed.is_last or self._skip_rest
         if is_whole:
-            self.progress.epoch.processed()
+            self.progress.epoch.total.processed += 1
         self.end_epoch(is_whole)
         if is_whole:
             self.complete_epoch()
@@ -132,7 +132,7 @@ class FitLoop:
     def run_batches(self) -> None:
         """The batches of this epoch that are still to be trained on."""
         self._skip_rest = False
-        done = self.progress.batch.current.completed
+        done = self.progress.batches_in_epoch
         batches = self.feed.epoch(self.progress.current_epoch, done)
         if self.run_parts.profiler is not None:
             batches = _each_fetch_measured(batches, self.run_parts)
@@ -141,9 +141,9 @@ class FitLoop:
             self.validate()  # the one that was due when the checkpoint was taken
         for batch_idx, batch in enumerate(batches, done):
             self._train_batch(batch, batch_idx)
-            if self.validation_due:
+            if self.validation is not None and self.validation_due:
                 self.validate()
-            if self._ends_group(batch_idx):
+            if self._at_group_end:
                 self._consensus.after_batch()
             if self._skip_rest or self.stopping or self.progress.global_step >= self.max_steps:
                 break
@@ -155,14 +155,14 @@ class FitLoop:
 
     def find_out_whether_empty(self) -> None:
         """A loader without length that gives nothing would be read for ever."""
-        if self.progress.batch.current.ready == 0:
+        if self.progress.batches_in_epoch == 0 and self.progress.batch.current.ready == 0:
             self.feed.num_batches = 0
             warnings.warn(f"The training loader, a {type(self.feed.loader).__name__}, gave no batches.", stacklevel=2)
 
     def train_batch(self, batch: Any, batch_idx: int) -> None:
         """One batch, hooks included."""
-        count = self.progress.batch
-        count.ready()
+        count = self.progress.batch.total
+        count.ready += 1
         if batch is None:
             self.pass_over(batch_idx)
             return
@@ -172,38 +172,41 @@ class FitLoop:
         for hook in self._batch_start:
             if hook(batch, batch_idx) == -1:
                 self._skip_rest = True
-                count.processed()
-                count.completed()
+                count.processed += 1
+                count.completed += 1
                 return
-        count.started()
+        count.started += 1
 
-        steps_before = self.progress.global_step
-        is_last = self.feed.is_last
-        steps = self._ends_group(batch_idx)
-        output = self.optimization.run(batch, batch_idx, self.feed.dataloader_idx, self.group_size(batch_idx), steps)
-        stepped = self.progress.global_step > steps_before
+        optimizer_steps = self.progress.optimizer.total
+        steps_before, is_last = optimizer_steps.completed, self.feed.is_last
+        group = 1 if self.accumulate_grad_batches == 1 else self.group_size(batch_idx)
+        self._at_group_end = is_last or (batch_idx + 1) % self.accumulate_grad_batches == 0
+        output = self.optimization.run(batch, batch_idx, self.feed.dataloader_idx, group, self._at_group_end)
+        stepped = optimizer_steps.completed > steps_before
         if stepped:
             self.count_step()
         if is_last:
             self._schedulers.after_last_batch()
-        count.processed()
+        count.processed += 1
 
         if self._batch_end:
             self._metrics.hook = "on_train_batch_end"
             outputs = _outputs(output)
             for hook in self._batch_end:
                 hook(outputs, batch, batch_idx)
-        count.completed()
+        count.completed += 1
         if stepped and self._log_every and (self.progress.stepped_batches % self._log_every == 0 or self.stopping):
             self.run_parts.log_row(self._metrics.step_row("training"))
 
     def pass_over(self, batch_idx: int) -> None:
         """A loader gave None in place of a batch: nothing is computed, and everybody is told that it is over."""
         warnings.warn("The training loader gave None as a batch: such batches are skipped.", stacklevel=2)
-        self.progress.batch.started()
-        self.progress.batch.processed()
+        count = self.progress.batch.total
+        self._at_group_end = self.feed.is_last
+        count.started += 1
+        count.processed += 1
         self._hooks.call("on_train_batch_end", None, None, batch_idx)
-        self.progress.batch.completed()
+        count.completed += 1
 
     def end_group_early(self) -> None:
         """Step with the gradients that there are; those that the workers have not exchanged yet are dropped."""
@@ -211,7 +214,7 @@ class FitLoop:
             self.progress.gathered = [0] * len(self.progress.gathered)
             return
         steps_before = self.progress.global_step
-        last = self.progress.batch.current.processed - 1
+        last = self.progress.batches_in_epoch - 1
         self.optimization.finish_group(self.group_size(last), last)
         if self.progress.global_step > steps_before:
             self.count_step()
@@ -221,14 +224,9 @@ class FitLoop:
         self.progress.stepped_batches += 1
         self._schedulers.after_optimizer_step()
 
-    def _ends_group(self, batch_idx: int) -> bool:
-        return self.feed.is_last or (batch_idx + 1) % self.accumulate_grad_batches == 0
-
     def group_size(self, batch_idx: int) -> int:
         """How many batches make the optimizer step that this batch takes part in: fewer at an epoch's end."""
         group = self.accumulate_grad_batches
-        if group == 1:
-            return 1
         left = self.feed.num_batches - batch_idx // group * group
         return group if left == math.inf else min(group, int(left))
 
@@ -252,10 +250,10 @@ class FitLoop:
 
     def complete_epoch(self) -> None:
         """Schedulers that wait for a metric of the whole epoch are the last that it has to do."""
-        began_at = self.progress.batch.total.processed - self.progress.batch.current.processed
+        began_at = self.progress.batch.before.processed
         validated = self.validation is None or self.progress.validated_at > began_at
         self._schedulers.after_epoch(self._metrics.values, missing_is_final=validated)
-        self.progress.epoch.completed()
+        self.progress.epoch.total.completed += 1
 
     def sanity_check(self) -> None:
         """A few validation batches before training; afterwards everything is as if there had been none."""
@@ -323,12 +321,10 @@ class FitLoop:
     @property
     def validation_due(self) -> bool:
         """Whether a validation has to run now, which did not run at this batch yet."""
-        batch = self.progress.batch
-        if (
-            self.validation is None
-            or self.progress.validated_at == batch.total.processed
-            or not batch.current.processed
-        ):
+        progress = self.progress
+        if self.validation is None or progress.validated_at == progress.batch.total.processed:
+            return False
+        if progress.batches_in_epoch == 0:
             return False
         return self.stopping or self._schedule.is_due(self.progress, self.feed.is_last)
 

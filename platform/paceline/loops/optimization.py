@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +13,7 @@ from paceline.hooks import overridden
 from paceline.loops.gradients import gradient_norms
 from paceline.loops.run import Run
 from paceline.loops.steps import module_step
+from paceline.progress import FitProgress
 
 
 class Optimization:
@@ -38,8 +38,11 @@ class Optimization:
         self._step = run.span("optimizer_step", self._precision.step)
         self._before_backward = run.hooks["on_before_backward"]
         self._after_backward = run.hooks["on_after_backward"]
+        is_plain = not self._before_backward and not self._after_backward and self._own_backward is None
+        self._backward = self._call_backward if is_plain else self.backward
         self._on_before_step = run.hooks["on_before_optimizer_step"]
         self._norm_type = run.config.track_grad_norm
+        self._is_watched = self._precision.scaler is not None or bool(self._on_before_step) or self._norm_type > 0
         run.progress.expect(len(run.optimizers))
 
     def run(self, batch: Any, batch_idx: int, dataloader_idx: int, group: int, steps: bool) -> Any:
@@ -88,7 +91,7 @@ class Optimization:
     def counted_steps(self) -> Iterator[None]:
         """Every step of the optimizers is counted, whoever takes it; one that a gradient scaler skips is not."""
         handles = [
-            optimizer.register_step_post_hook(partial(_count, self._progress, index))
+            optimizer.register_step_post_hook(_counts(self._progress, index))
             for index, optimizer in enumerate(self._optimizers)
         ]
         try:
@@ -98,5 +101,5 @@ class Optimization:
                 handle.remove()
 
 
-def _count(progress: Any, index: int, *_: Any) -> None:
-    progress.optimizer_stepped(index)
+def _counts(progress: FitProgress, index: int) -> Callable[..., None]:
+    return lambda *_: progress.optimizer_stepped(index)

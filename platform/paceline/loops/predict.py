@@ -55,23 +55,26 @@ class PredictLoop:
         return self.predictions
 
     def _run_loader(self, index: int, feed: Feed) -> None:
-        run, hooks = self._run, self._run.hooks
-        batch_start, batch_end = hooks["on_predict_batch_start"], hooks["on_predict_batch_end"]
+        run_batch = self._run.span("run_predict_batch", self._run_batch)
         for own_idx, batch in enumerate(feed.epoch(0)):
-            if self._transfer is not None:
-                batch = self._transfer(batch, index)
-            self.batch_indices = feed.samples_of(own_idx)
-            run.metrics.begin_batch("predict_step", batch)
-            for hook in batch_start:
-                hook(batch, own_idx, index)
-            output = self._step(batch, own_idx, index, 0)
-            if self._keeps:
-                self.predictions[index].append((feed.index_in_data(own_idx), copy_to_cpu(output)))
-                self.epoch_batch_indices[index].append(self.batch_indices)
-            for hook in batch_end:
-                hook(output, batch, own_idx, index)
-            if signum := run.link.stop_signal():
+            run_batch(feed, batch, own_idx, index)
+            if signum := self._run.link.stop_signal():
                 raise StopRun(signum)
+
+    def _run_batch(self, feed: Feed, batch: Any, own_idx: int, index: int) -> None:
+        hooks = self._run.hooks
+        if self._transfer is not None:
+            batch = self._transfer(batch, index)
+        self.batch_indices = feed.samples_of(own_idx)
+        self._run.metrics.begin_batch("predict_step", batch)
+        for hook in hooks["on_predict_batch_start"]:
+            hook(batch, own_idx, index)
+        output = self._step(batch, own_idx, index, 0)
+        if self._keeps:
+            self.predictions[index].append((feed.index_in_data(own_idx), copy_to_cpu(output)))
+            self.epoch_batch_indices[index].append(self.batch_indices)
+        for hook in hooks["on_predict_batch_end"]:
+            hook(output, batch, own_idx, index)
 
 
 def in_data_order(workers: list[Predictions]) -> list[list[Any]]:

@@ -73,14 +73,14 @@ class Schedulers:
         return has_stepped and (self._progress.current_epoch + 1) % config.frequency == 0
 
     def _step(self, config: SchedulerConfig, metric: Any = None) -> None:
-        self._progress.scheduler.ready()
+        self._progress.scheduler.total.ready += 1
         if self._own_step is not None:
             self._own_step(config.scheduler, metric)
         elif metric is None:
             config.scheduler.step()
         else:
             config.scheduler.step(metric)
-        self._progress.scheduler.completed()
+        self._progress.scheduler.total.completed += 1
 
 
 def _complain(config: SchedulerConfig, values: Values) -> None:

@@ -55,9 +55,9 @@ def step_call(
     call = call or step
     match _taken(step, third):
         case (0, 1):
-            return lambda batch, batch_idx, *_: call(batch, batch_idx)
+            return lambda batch, batch_idx, _dataloader_idx, _optimizer_idx=0: call(batch, batch_idx)
         case (0,):
-            return lambda batch, *_: call(batch)
+            return lambda batch, _batch_idx, _dataloader_idx, _optimizer_idx=0: call(batch)
         case taken:
             return lambda *given: call(*(given[index] for index in taken))
 

@@ -46,7 +46,7 @@ class ValidationSchedule:
             return progress.batch.total.processed % self._interval == 0
         if not self.includes(progress.current_epoch):
             return False
-        return is_last if self._interval is None else progress.batch.current.processed % self._interval == 0
+        return is_last if self._interval is None else progress.batches_in_epoch % self._interval == 0
 
 
 def _batches(interval: int | float, epoch_length: float) -> int | None:

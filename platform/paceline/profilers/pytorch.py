@@ -82,9 +82,9 @@ class PyTorchProfiler(Profiler):
             )
         if group_by_input_shapes and not profiler_kwargs.get("record_shapes"):
             raise MisconfigurationError("`group_by_input_shapes=True` needs `record_shapes=True` as well.")
-        # By default only once: every recording costs time and a file.
-        self.schedule = schedule or torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)
-        _refuse_other_schedule(self.schedule)
+        if schedule is not None:
+            _refuse_other_schedule(schedule)
+        self.schedule = schedule
         self.export_to_chrome = export_to_chrome
         self.sort_by_key = sort_by_key
         self.row_limit = row_limit
@@ -109,7 +109,9 @@ class PyTorchProfiler(Profiler):
     def setup(self, stage: str, rank: int, log_dir: str | None) -> None:
         """A run begins, and its schedule."""
         super().setup(stage, rank, log_dir)
-        options = {**self.profiler_kwargs, "schedule": self.schedule, "on_trace_ready": self._take}
+        # By default only once: every recording costs time and a file.
+        schedule = self.schedule or torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)
+        options = {**self.profiler_kwargs, "schedule": schedule, "on_trace_ready": self._take}
         self._torch_profiler = torch.profiler.profile(**options)
         self._torch_profiler.start()
 
@@ -178,12 +180,13 @@ class PyTorchProfiler(Profiler):
     def summary(self) -> str:
         """The table of the newest recording, or why there is none. Ends the recording that is going on."""
         self._finish()
+        steps = f"{self._steps} step{'' if self._steps == 1 else 's'}"
         if self._table:
-            return f"Profile of {self._steps} steps; of {self._recordings} recordings the last one\n{self._table}"
+            return f"Profile of {steps}; of {self._recordings} recordings the last one\n{self._table}"
         if self._recordings:
-            return f"Nothing was at work while the profiler recorded, in {self._steps} steps."
+            return f"Nothing was at work while the profiler recorded, in {steps}."
         return (
-            f"The run was over after {self._steps} steps, before the profiler's schedule has recorded any. Run more "
+            f"The run was over after {steps}, before the profiler's schedule has recorded any. Run more "
             "batches, or give a `schedule` that begins earlier, as torch.profiler.schedule(wait=0, warmup=0, active=1)."
         )
 
