@@ -43,6 +43,7 @@ class Strategy:
         device: this worker's device.
         placement: this worker's rank and the number of workers.
         precision: the number formats that the module runs in.
+        sync_batchnorm: whether BatchNorm goes over the batches of all workers together.
     """
 
     name = "base"
@@ -52,6 +53,7 @@ class Strategy:
         self.placement = Placement()
         self.device = torch.device("cpu")
         self.precision = Precision()
+        self.sync_batchnorm = False
 
     def connect(self, placement: Placement, device: torch.device) -> None:
         """Take this worker's place; the process group, if one is needed, is there already."""

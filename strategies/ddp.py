@@ -46,6 +46,12 @@ class DDPStrategy(Strategy):
         """Gloo's collectives cannot take tensors of the inference mode."""
         return self.placement.world_size == 1 or dist.get_backend() != "gloo"
 
+    def setup(self, module: nn.Module) -> None:
+        """Bring the module to the device, with BatchNorm layers that see the whole batch if that is wanted."""
+        if self.sync_batchnorm:
+            nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        super().setup(module)
+
     def wrap(self, module: nn.Module, step: Callable[..., Any]) -> Callable[..., Any]:
         """The step inside DistributedDataParallel, which averages the gradients in the backward pass."""
         if self.placement.world_size == 1 or not any(p.requires_grad for p in module.parameters()):

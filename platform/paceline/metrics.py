@@ -214,7 +214,7 @@ class Metrics:
                 value = scalar(name, value)
             # A copy: the user may change it in place.
             stays = value.device.type != "cpu" and not self._to_cpu
-            value = value.detach().clone() if stays else float(value)
+            value = value.detach().clone() if stays else float(value.item())
         elif hasattr(value, "compute") and hasattr(value, "reset"):
             self._log_metric_object(entry, value)
             return

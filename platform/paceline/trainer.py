@@ -65,6 +65,9 @@ class Trainer(RunView):
         strategy = make_strategy(config.strategy, workers)
         plugins = sort_plugins(config.plugins)
         strategy.precision = plugins.precision or make_precision(config.precision, accelerator.name)
+        strategy.sync_batchnorm = config.sync_batchnorm and accelerator.name == "cuda" and workers > 1
+        if config.sync_batchnorm and not strategy.sync_batchnorm:
+            recording.warn("`sync_batchnorm=True` does nothing here: BatchNorm is synchronised over several GPUs only.")
         super().__init__(config, with_defaults(config), recording.make_loggers(config.logger), strategy, workers)
         for logger in self.loggers:
             logger.default_root_dir = self.default_root_dir

@@ -57,7 +57,9 @@ def test_two_workers_reach_the_accuracy_and_mlflow_holds_the_run(tmp_path: Path)
     assert recorded.data.params["trainer/devices"] == "2"
     assert recorded.data.metrics["test_acc"] == pytest.approx(accuracy(output), abs=1e-4)
     steps = [point.step for point in client.get_metric_history(run_id, "train_loss")]
-    assert steps == list(range(4, steps[-1] + 1, 5))
+    # Every fifth step, and the one with which early stopping ended the fit.
+    every_fifth = list(range(4, steps[-1] + 1, 5))
+    assert steps == every_fifth or steps[:-1] == every_fifth
     assert len(client.get_metric_history(run_id, "val_acc")) == len(client.get_metric_history(run_id, "val_loss")) > 1
     (checkpoint,) = client.list_artifacts(run_id, "checkpoints")
     assert checkpoint.path.endswith(".ckpt")

@@ -147,6 +147,8 @@ class FitLoop:
                 self._consensus.after_batch()
             if self._skip_rest or self.stopping or self.progress.global_step >= self.max_steps:
                 break
+        if self.stopping and self._log_every:
+            self.run_parts.log_row(self._metrics.step_row("training"))  # what came since the last row
         if self._skip_rest:
             self.end_group_early()
             self._schedulers.after_last_batch()
@@ -195,7 +197,7 @@ class FitLoop:
             for hook in self._batch_end:
                 hook(outputs, batch, batch_idx)
         count.completed += 1
-        if stepped and self._log_every and (self.progress.stepped_batches % self._log_every == 0 or self.stopping):
+        if stepped and self._log_every and self.progress.stepped_batches % self._log_every == 0:
             self.run_parts.log_row(self._metrics.step_row("training"))
 
     def pass_over(self, batch_idx: int) -> None:
