@@ -15,8 +15,8 @@ _LONGEST_PAUSE = 1000
 class Consensus:
     """Looks at what each worker knows, all together, at fixed batches.
 
-    One worker alone looks after every batch. Several look together as often as the first one's pace says: about four
-    times a second, whatever a step takes, for one small collective.
+    Several workers look together as often as the first one's pace says: about four times a second, whatever a step
+    takes, for one small collective. One worker alone sees a request to stop after every batch.
     """
 
     def __init__(self, run: Run, restarts: RestartCheckpoints) -> None:
@@ -33,16 +33,15 @@ class Consensus:
         Raises:
             StopRun: a signal asks the run to end; the state is saved.
         """
-        if self._alone:
-            run = self._run
-            if run.stop_requests or run.stop_agreed or run.link.stop_signal() or self._restarts.due():
-                self.look()
-            return
         self._countdown -= 1
-        if self._countdown <= 0:
+        if self._countdown <= 0 or (self._alone and self._is_asked_to_stop()):
             self.look()
         elif self._restarts.due_by_steps():
             self._restarts.save()
+
+    def _is_asked_to_stop(self) -> bool:
+        run = self._run
+        return bool(run.stop_requests) or run.stop_agreed or run.link.stop_signal() != 0
 
     def look(self) -> None:
         """Look now. All workers have to call it.
@@ -57,6 +56,8 @@ class Consensus:
                 [signum, int(stop), int(save and run.strategy.is_global_zero), self._batches_until_next_look()]
             )
             stop, save = bool(stop_votes), bool(save_votes)
+        else:
+            self._pause = self._batches_until_next_look()
         self._countdown = self._pause
         run.stop_agreed = stop
         if save or signum or self._restarts.due_by_steps():

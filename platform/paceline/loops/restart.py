@@ -30,15 +30,13 @@ class RestartCheckpoints:
         self._pause_s = _SHORTEST_S
         self._next_s = time.monotonic() + self._pause_s
 
-    def due(self) -> bool:
-        """Whether one of the two is the case."""
-        return self.due_by_time() if self._every_n_steps is None else self.due_by_steps()
-
     def due_by_steps(self) -> bool:
         """Whether enough steps were taken; the same on all workers."""
         n = self._every_n_steps
+        if n is None:
+            return False
         step = self._run.progress.global_step
-        return n is not None and step != self._saved_at_step and step % n == 0
+        return step != self._saved_at_step and step % n == 0
 
     def due_by_time(self) -> bool:
         """Whether enough time has passed on this worker."""
