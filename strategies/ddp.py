@@ -49,7 +49,7 @@ class DDPStrategy(Strategy):
     def setup(self, module: nn.Module) -> None:
         """Bring the module to the device, with BatchNorm layers that see the whole batch if that is wanted."""
         if self.sync_batchnorm:
-            nn.SyncBatchNorm.convert_sync_batchnorm(module)
+            nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
         super().setup(module)
 
     def wrap(self, module: nn.Module, step: Callable[..., Any]) -> Callable[..., Any]:

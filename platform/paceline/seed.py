@@ -70,7 +70,9 @@ def derive(*parts: int) -> int:
 
 def random_state() -> dict[str, Any]:
     """The state of torch's, numpy's and Python's generators, of types that load without trust."""
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    version, keys, gauss = random.getstate()
+    # As tensors, which are copied and saved in one piece.
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": (version, torch.tensor(keys), gauss)}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
     numpy = _numpy()
@@ -84,7 +86,7 @@ def set_random_state(state: dict[str, Any]) -> None:
     """Put back what `random_state` gave."""
     torch.set_rng_state(state["torch"])
     version, keys, gauss = state["python"]
-    random.setstate((version, tuple(keys), gauss))
+    random.setstate((version, tuple(keys.tolist()), gauss))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
     numpy = _numpy()

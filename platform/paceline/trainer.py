@@ -301,6 +301,7 @@ class Trainer(RunView):
             restart_dir=f"{self._restart_root}/{self._run_key}",
             loop=self._loops[fn],
             profiler=self.profiler,
+            progress=self._progress if fn != "fit" else None,
             checkpoint_io=self._checkpoint_io,
             compile=self._compiled.dynamo_ctx if self._compiled is not None else None,
             checkpoint=self._checkpoint if fn == "fit" and ckpt_path is None else None,

@@ -535,7 +535,7 @@ def resolved(root, name, callbacks=(), fn="fit"):
 def test_best_and_last_mean_files_of_the_one_checkpoint_callback(tmp_path):
     keeper = ModelCheckpoint(dirpath=tmp_path / "files", monitor="score", save_last=True)
     trainer = quiet_trainer(tmp_path, max_epochs=3, callbacks=[keeper])
-    trainer.fit(Validates([2.0, 1.0, 3.0]), indexed(2), indexed(1))
+    trainer.fit(Validates([2.0, 1.0, 3.0, 0.0]), indexed(2), indexed(1))  # the last one is of `validate`
     for name, step in (("best", 4), ("last", 6)):
         path = resolved(tmp_path, name, [keeper], "test")
         assert torch.load(path)["global_step"] == step

@@ -81,6 +81,8 @@ def copy_to_cpu(tree: Any) -> Any:
     """A copy that training cannot change: tensors are cloned to the CPU, containers made anew."""
     if isinstance(tree, torch.Tensor):
         return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, str | int | float | None):
+        return tree
     if type(tree) in (dict, OrderedDict):
         return type(tree)((key, copy_to_cpu(value)) for key, value in tree.items())
     if type(tree) in (list, tuple):

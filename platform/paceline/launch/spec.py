@@ -13,6 +13,7 @@ from paceline.loggers.logger import Logger
 from paceline.loops.loop import Loop
 from paceline.module import Module
 from paceline.profilers.profiler import Profiler
+from paceline.progress import FitProgress
 from paceline.strategies.accelerators import Accelerator
 from paceline.strategies.base import Strategy
 
@@ -35,6 +36,7 @@ class RunSpec:
         return_predictions: whether predictions come back.
         loop: the entry point's loop, of which each worker connects a copy.
         profiler: measures what takes how long; None for nothing.
+        progress: of the fit before, whose counts an evaluation shows and records its values at; None before any.
         checkpoint_io: reads and writes checkpoints.
         compile: what `torch.compile` made of the module; None when it is not compiled.
     """
@@ -58,6 +60,7 @@ class RunSpec:
     restart_dir: str
     loop: Loop
     profiler: Profiler | None = None
+    progress: FitProgress | None = None
     checkpoint_io: CheckpointIO = field(default_factory=CheckpointIO)
     compile: Any = None
     checkpoint: dict[str, Any] | None = None

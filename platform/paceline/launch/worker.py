@@ -22,6 +22,7 @@ from paceline.loops.loaders import Loaders
 from paceline.loops.optimizers import parse_optimizers
 from paceline.loops.run import Run
 from paceline.metrics import Metrics
+from paceline.progress import FitProgress
 from paceline.strategies.base import Placement
 
 _STAGES = {"fit": "train", "validate": "validate", "test": "test", "predict": "predict"}
@@ -93,6 +94,7 @@ def _make_run(spec: RunSpec, link: Link) -> Run:
         profiler=spec.profiler,
         compile=spec.compile,
         writer=CheckpointWriter(spec.checkpoint_io),
+        progress=copy.deepcopy(spec.progress) if spec.progress is not None else FitProgress(),
         ckpt_path=spec.ckpt_path,
     )
 

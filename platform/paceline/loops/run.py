@@ -127,7 +127,8 @@ class Run:
         """Send one row of values to the loggers, by default at the newest training step."""
         if values and self.strategy.is_global_zero:
             if step is None:
-                step = max(self.progress.stepped_batches - 1, 0)
+                # A fit's rows share the x of its last step; an evaluation after it comes one further.
+                step = max(self.progress.stepped_batches - (self.state.fn == "fit"), 0)
             row = {"epoch": float(self.progress.current_epoch), **values}
             step = int(row.pop("step", step))  # a value of that name is the x axis
             for logger in self.loggers:
