@@ -1,14 +1,20 @@
 """Which files a ModelCheckpoint keeps, and when EarlyStopping stops."""
 
+import itertools
 import math
 import os
+import time
+import uuid
 import warnings
+from datetime import timedelta
 
 import pytest
 import torch
+import yaml
 from tests.unit.models import Calls, Line, Scores, Validates, indexed, quiet_trainer
 
 from paceline.callbacks import EarlyStopping, ModelCheckpoint
+from paceline.checkpoint import storage
 from paceline.errors import MisconfigurationError
 
 NAN, INF = math.nan, math.inf
@@ -298,7 +304,7 @@ def test_weights_alone_may_be_kept(tmp_path):
         ({"save_top_k": -2}, "-1, 0 or a number"),
         ({"save_top_k": 1.5}, "-1, 0 or a number"),
         ({"save_top_k": 3}, "say by which `monitor`"),
-        ({"every_n_epochs": 1, "every_n_train_steps": 1}, "not both"),
+        ({"every_n_epochs": 1, "every_n_train_steps": 1}, "not by every_n_epochs and every_n_train_steps"),
         ({"every_n_train_steps": -1}, "every_n_train_steps"),
         ({"every_n_epochs": -1}, "every_n_epochs"),
     ],
@@ -481,3 +487,129 @@ def test_the_bar_is_quiet_lines_where_there_is_no_terminal(tmp_path, capfd):
     told = capfd.readouterr()
     assert "\r" not in told.err + told.out
     assert sum("Epoch 1" in line for line in (told.err + told.out).splitlines()) == 1
+
+
+# -- ModelCheckpoint: time, links, names, tables ----------------------------------------------------------------------
+
+
+class Sleeps(Line):
+    def training_step(self, batch, batch_idx):
+        time.sleep(0.03)
+        return super().training_step(batch, batch_idx)
+
+
+def test_files_come_after_so_much_time(tmp_path):
+    keeper = ModelCheckpoint(
+        dirpath=tmp_path / "files", save_top_k=-1, train_time_interval=timedelta(seconds=0.1), filename="{step}"
+    )
+    quiet_trainer(tmp_path, max_epochs=1, callbacks=[keeper]).fit(Sleeps(), indexed(20))
+    steps = sorted(int(name.removeprefix("step=").removesuffix(".ckpt")) for name in files(tmp_path / "files"))
+    assert 1 <= len(steps) <= 6, "0.6 s at least, of which each tenth counts"
+    assert steps[0] >= 2
+    assert all(later - earlier >= 2 for earlier, later in itertools.pairwise(steps))
+
+
+def test_a_file_due_by_time_together_with_a_validation_comes_after_it(tmp_path):
+    class Monitored(Sleeps):
+        def validation_step(self, batch, batch_idx):
+            self.log("val_loss", float(self.trainer.global_step))
+
+    keeper = ModelCheckpoint(
+        dirpath=tmp_path / "files", monitor="val_loss", train_time_interval=timedelta(microseconds=1), save_top_k=-1
+    )
+    trainer = quiet_trainer(
+        tmp_path, max_epochs=1, callbacks=[keeper], val_check_interval=1, limit_val_batches=1, num_sanity_val_steps=0
+    )
+    trainer.fit(Monitored(), indexed(3), indexed(1))
+    assert sorted(keeper.best_k_models.values()) == [1.0, 2.0, 3.0]
+
+
+def test_last_may_be_a_link_to_the_newest_file(tmp_path):
+    keeper = ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", monitor="score", save_last="link")
+    trainer = quiet_trainer(tmp_path, max_epochs=2, callbacks=[keeper])
+    trainer.fit(Scores([2.0, 1.0]), indexed(1))
+    last = tmp_path / "last.ckpt"
+    assert last.is_symlink()
+    assert os.readlink(last) == "epoch=1.ckpt"
+    assert epoch_of(last) == 1
+    # A state that is not among the best is kept under the name itself.
+    keeper = ModelCheckpoint(dirpath=tmp_path / "b", filename="{epoch}", monitor="score", save_last="link")
+    trainer = quiet_trainer(tmp_path, max_epochs=2, callbacks=[keeper])
+    trainer.fit(Scores([1.0, 2.0]), indexed(1))
+    assert not (tmp_path / "b" / "last.ckpt").is_symlink()
+    assert (epoch_of(tmp_path / "b" / "last.ckpt"), epoch_of(keeper.best_model_path)) == (1, 0)
+
+
+def test_a_link_where_there_are_none_is_a_copy():
+    root = f"memory://{uuid.uuid4().hex}"
+    keeper = ModelCheckpoint(dirpath=f"{root}/files", monitor="score", save_last="link")
+    trainer = quiet_trainer(root, max_epochs=2, callbacks=[keeper])
+    trainer.fit(Scores([2.0, 1.0]), indexed(1))
+    assert storage.load(keeper.last_model_path)["epoch"] == 1
+    storage.remove(root)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("counts", "names_of_files"), [(True, ["one-v1.ckpt", "one.ckpt"]), (False, ["one.ckpt"])])
+def test_a_name_that_is_taken_is_counted_on_or_replaced(tmp_path, counts, names_of_files):
+    for _ in range(2):
+        keeper = ModelCheckpoint(dirpath=tmp_path / "files", filename="one", enable_version_counter=counts)
+        quiet_trainer(tmp_path, max_epochs=1, callbacks=[keeper]).fit(Line(), indexed(1))
+    assert files(tmp_path / "files") == names_of_files
+
+
+def test_a_folder_that_has_checkpoints_draws_a_warning(tmp_path):
+    def fit(**options):
+        keeper = ModelCheckpoint(dirpath=tmp_path / "files")
+        quiet_trainer(tmp_path, max_epochs=2, callbacks=[keeper]).fit(Line(), indexed(1), indexed(1), **options)
+        return keeper
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        path = fit().best_model_path
+    with pytest.warns(UserWarning, match="has checkpoints already"):
+        fit()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(ckpt_path=path)
+
+
+def test_the_kept_files_are_written_as_a_table(tmp_path):
+    keeper, _ = keep(tmp_path, [3.0, 1.0, 2.0], save_top_k=2, monitor="score")
+    keeper.to_yaml()
+    keeper.to_yaml(tmp_path / "deep" / "own.yaml")
+    for path in (tmp_path / "files" / "best_k_models.yaml", tmp_path / "deep" / "own.yaml"):
+        assert yaml.safe_load(path.read_text()) == {
+            str(tmp_path / "files" / "epoch=1.ckpt"): 1.0,
+            str(tmp_path / "files" / "epoch=2.ckpt"): 2.0,
+        }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "saved_at"),
+    [
+        ({}, [4, 8]),
+        ({"val_check_interval": 0.5}, [2, 4, 6, 8]),
+        ({"val_check_interval": 4}, [4, 8]),
+        ({"val_check_interval": 3, "check_val_every_n_epoch": None}, [3, 6]),
+        ({"val_check_interval": 0.5, "limit_val_batches": 0}, [4, 8]),
+    ],
+)
+def test_files_of_epochs_come_with_the_validations(tmp_path, arguments, saved_at):
+    keeper = ModelCheckpoint(dirpath=tmp_path / "files", save_top_k=-1)
+    trainer = quiet_trainer(tmp_path, max_epochs=2, callbacks=[keeper], **arguments)
+    trainer.fit(Line(), indexed(4), indexed(1))
+    assert sorted(torch.load(path)["global_step"] for path in keeper.best_k_models) == saved_at
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"train_time_interval": timedelta(0)}, "a timedelta above 0"),
+        ({"train_time_interval": timedelta(1), "every_n_epochs": 1}, "not by every_n_epochs and train_time_interval"),
+        ({"save_last": "copy"}, 'True, False or "link"'),
+    ],
+)
+def test_further_arguments_of_a_checkpoint_callback_are_checked(options, words):
+    with pytest.raises(MisconfigurationError, match=words):
+        ModelCheckpoint(**options)

@@ -1,5 +1,8 @@
 """Which worker reads which samples in which order: given by (seed, epoch) alone, whatever the number of workers."""
 
+import collections
+import dataclasses
+import os
 import random
 import warnings
 
@@ -15,12 +18,15 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
     get_worker_info,
 )
 
 from paceline import DataModule
+from paceline.data import CombinedLoader, advice
 from paceline.data.feed import Feed
+from paceline.data.sources import evaluation_loaders
 from paceline.data.transfer import to_device
 from paceline.errors import MisconfigurationError
 from paceline.strategies.base import Placement
@@ -273,10 +279,54 @@ class Doubling(DataLoader):
             yield batch * self.factor
 
 
+class Sifting(DataLoader):
+    """A DataLoader of the user's that leaves batches out."""
+
+    def __iter__(self):
+        return (batch for batch in super().__iter__() if int(batch[0]) % 3)
+
+
 def test_a_subclass_of_the_data_loader_keeps_what_it_does():
     assert read_all(lambda: Doubling(2), 1) == [[[200, 202], [204, 206], [208, 210]]]
     own = read_all(lambda: Doubling(2), 3)
     assert own == [[[200, 206]], [[202, 208]], [[204, 210]]]
+
+
+def test_a_subclass_of_the_data_loader_that_gives_fewer_batches_is_read_to_its_true_end():
+    (feed,) = feeds(lambda: Sifting(IndexData(8)), 1)
+    expected = [[1], [2], [4], [5], [7]]  # of eight
+    with pytest.warns(UserWarning, match="A Sifting ended after 5 batches; its length said 8"):
+        got = [(samples(batch), feed.is_last) for batch in feed.epoch(0)]
+    assert got == [*((batch, False) for batch in expected[:4]), (expected[4], True)]
+    with pytest.warns(UserWarning, match="A Sifting cannot start in the middle: 2 batches are skipped"):
+        assert read(feed, done=2) == expected[2:]
+
+
+class Raises(IndexData):
+    def __getitem__(self, index):
+        if index == 3:
+            raise StopIteration
+        return super().__getitem__(index)
+
+
+def stop_iteration(items):
+    raise StopIteration
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(Raises(6)),
+        lambda: DataLoader(Raises(6), num_workers=1),
+        lambda: DataLoader(IndexData(6), collate_fn=stop_iteration),
+        lambda: {"a": DataLoader(Raises(6)), "b": indexed(2)},
+    ],
+    ids=["data set", "loading process", "collate_fn", "one of several loaders"],
+)
+def test_a_users_stop_iteration_is_an_error_and_no_end_of_the_epoch(make):
+    (feed,) = feeds(make, 1)
+    with pytest.raises(RuntimeError, match="DataLoader ended before all its batches.*raised StopIteration"):
+        list(feed.epoch(0))
 
 
 def test_the_users_loader_stays_as_it_was():
@@ -290,21 +340,34 @@ def test_the_users_loader_stays_as_it_was():
 
 
 class WorkerSeeds(IndexData):
+    """What each of the libraries draws first in a loading process."""
+
     def __getitem__(self, index):
-        info = get_worker_info()
-        assert info is not None
-        return torch.tensor([index, info.seed % 2**31, int(torch.rand(()) * 1e6)])
+        assert get_worker_info() is not None
+        return torch.tensor([torch.rand(()).item(), np.random.rand(), random.random()])
 
 
-def test_loading_processes_have_seeds_by_epoch_and_rank():
-    def seeds(epoch, rank=0):
-        data = DataLoader(WorkerSeeds(2), num_workers=1)
-        feed = Feed(data, Placement(global_rank=rank, world_size=2), SEED)
-        return [batch.tolist()[0][1:] for batch in feed.epoch(epoch)]
+def test_each_loading_process_has_seeds_of_its_own_by_epoch_and_rank_for_every_library():
+    def drawn(epoch, rank=0, seed=SEED):
+        data = DataLoader(WorkerSeeds(4), num_workers=2)
+        feed = Feed(data, Placement(global_rank=rank, world_size=2), seed)
+        return [batch.tolist()[0] for batch in feed.epoch(epoch)]
 
-    assert seeds(0) == seeds(0)
-    assert seeds(0)[0] != seeds(1)[0]
-    assert seeds(0)[0] != seeds(0, rank=1)[0]
+    alike, others = drawn(0), [drawn(0), drawn(1), drawn(0, rank=1), drawn(0, seed=SEED + 1)]
+    assert others[0] == alike
+    for library in range(3):
+        distinct = {batch[library] for batches in others for batch in batches}
+        assert len(distinct) == 8, "two processes in each of four settings"
+
+
+def _numpy_by_hand(worker_id):
+    np.random.seed(100 + worker_id)
+
+
+def test_a_worker_init_fn_of_the_users_has_the_last_word():
+    (feed,) = feeds(lambda: DataLoader(WorkerSeeds(1), num_workers=1, worker_init_fn=_numpy_by_hand), 1)
+    (batch,) = feed.epoch(0)
+    assert batch[0, 1].item() == pytest.approx(np.random.RandomState(100).rand())
 
 
 def test_a_loading_process_gives_the_same_batches():
@@ -316,6 +379,43 @@ def test_loading_processes_that_persist_follow_epoch_and_position():
     (plain,) = feeds(loader(9, 2, shuffle=True), 1)
     for epoch, done in ((0, 0), (1, 2), (0, 1)):
         assert read(kept, epoch, done) == read(plain, epoch, done)
+
+
+# -- the same data in every epoch ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (loader(5, 2, shuffle=True), [[0, 1], [2, 3], [4]]),
+        (loader(5, 2, shuffle=True, drop_last=True), [[0, 1], [2, 3]]),
+        (lambda: DataLoader(IndexData(3), batch_size=None, shuffle=True), [[0], [1], [2]]),
+    ],
+    ids=["batches", "drop_last", "samples"],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_fixed_order_is_that_of_the_data_where_the_loader_shuffles(make, expected, training):
+    with pytest.warns(UserWarning, match="`overfit_batches` is set: the loader that shuffles gives the data in order"):
+        feed = Feed(make(), Placement(global_rank=0, world_size=1), SEED, training=training, fixed_order=True)
+    assert read(feed, 0) == read(feed, 3) == expected
+    assert read(feed, 3, done=1) == expected[1:]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(IndexData(12), batch_sampler=Pairs(12)),
+        lambda: DataLoader(IndexData(12), sampler=WeightedRandomSampler([1.0] * 12, 12)),
+        loader(12, 2),
+    ],
+    ids=["own batch sampler", "own sampler", "in order"],
+)
+def test_a_fixed_order_of_the_users_own_sampler_is_that_of_the_first_epoch(make):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        feed = Feed(make(), Placement(global_rank=0, world_size=1), SEED, fixed_order=True)
+    (free,) = feeds(make, 1)
+    assert read(feed, 0) == read(feed, 3) == read(free, 0)
 
 
 # -- evaluation -------------------------------------------------------------------------------------------------------
@@ -354,6 +454,88 @@ def test_a_limit_of_training_is_of_each_worker(workers, limit, steps):
 def test_a_shuffled_evaluation_reads_each_sample_once():
     own = read_all(loader(7, 2, shuffle=True), 2, training=False)
     assert sorted(sample for batches in own for batch in batches for sample in batch) == list(range(7))
+
+
+ONE, TWO = [torch.zeros(1)], Stream(2)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (TWO, [TWO]),
+        ([ONE, TWO], [ONE, TWO]),
+        ((ONE, TWO), [ONE, TWO]),
+        ({"a": ONE, "b": TWO}, [ONE, TWO]),
+        ([], []),
+        (CombinedLoader({"a": ONE, "b": [TWO]}, "sequential"), [ONE, TWO]),
+    ],
+)
+def test_an_evaluation_reads_its_loaders_one_after_the_other(given, expected):
+    loaders = evaluation_loaders(given)
+    assert len(loaders) == len(expected)
+    assert all(one is other for one, other in zip(loaders, expected, strict=True))
+
+
+def test_loaders_that_are_none_are_left_out_of_an_evaluation_with_a_warning():
+    with pytest.warns(UserWarning, match="1 of 2 loaders are None, and left out"):
+        assert evaluation_loaders([None, TWO]) == [TWO]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_limit_of_combined_loaders_in_evaluation_is_of_all_workers_together(workers):
+    def make():
+        return CombinedLoader([indexed(6), indexed(9)], "min_size")
+
+    own = {
+        feed.index_in_data(i): [samples(one) for one in batch]
+        for feed in feeds(make, workers, training=False, limit=3)
+        for i, batch in enumerate(feed.epoch(0))
+    }
+    assert own == {i: [[i], [i]] for i in range(3)}
+
+
+# -- advice -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nothing_said(monkeypatch):
+    monkeypatch.setattr(advice, "_said", set())
+
+
+def said(make, training=True, workers=1):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            feeds(make, workers, training)
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize(
+    ("make", "cpus", "workers", "is_advised"),
+    [
+        (loader(4, 1), 16, 1, True),
+        (loader(4, 1), 16, 2, True),
+        (loader(4, 1), 2, 1, False),
+        (loader(4, 1), 16, 16, False),
+        (loader(4, 1, num_workers=1), 16, 1, False),
+        (lambda: DataLoader(TensorDataset(torch.zeros(4))), 16, 1, False),
+    ],
+    ids=["many CPUs", "two workers", "few CPUs", "CPUs all taken", "loading process", "in memory"],
+)
+def test_loading_processes_are_advised_once_where_cpus_are_to_spare(
+    make, cpus, workers, is_advised, monkeypatch, nothing_said
+):
+    monkeypatch.setattr(os, "cpu_count", lambda: cpus)
+    texts = said(make, workers=workers)
+    assert len(texts) == is_advised
+    assert all(f"`num_workers=0`, though this machine has {cpus - workers} CPUs to spare" in text for text in texts)
+
+
+def test_a_shuffled_evaluation_is_told_once(monkeypatch, nothing_said):
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    (text,) = said(loader(4, 1, shuffle=True), training=False)
+    assert "A loader for evaluation or prediction shuffles: use `shuffle=False`" in text
+    assert said(loader(4, 1), training=False) == said(loader(4, 1, shuffle=True)) == []
 
 
 # -- other iterables --------------------------------------------------------------------------------------------------
@@ -395,6 +577,24 @@ def test_an_iterable_in_the_middle_is_skipped_forward_with_a_warning():
         assert read(feed, done=3) == [[3], [4]]
 
 
+class Noise:
+    """Batches drawn from torch's own generator."""
+
+    def __iter__(self):
+        return (torch.rand(1) for _ in range(4))
+
+
+@pytest.mark.parametrize("combined", [False, True])
+def test_what_is_skipped_is_read_before_the_first_batch_is_asked_for(combined):
+    (feed,) = feeds(lambda: {"a": Noise()} if combined else Noise(), 1)
+    with pytest.warns(UserWarning, match="A Noise cannot start in the middle"):
+        rest = feed.epoch(0, done=2)
+    torch.manual_seed(3)
+    batch = next(rest)
+    torch.manual_seed(3)
+    assert torch.equal(batch["a"] if combined else batch, torch.rand(1)), "as if nothing had been skipped"
+
+
 def test_an_iterable_on_several_workers_has_to_be_shared_by_the_user():
     with pytest.warns(UserWarning, match=r"read by all 2 workers.*trainer.global_rank"):
         own = read_all(lambda: Stream(3), 2)
@@ -430,16 +630,38 @@ class HasTo:
 
 
 def test_a_nested_batch_is_brought_over_whole_and_keeps_its_types():
-    from collections import OrderedDict, namedtuple
-
-    pair = namedtuple("pair", "x y")
+    pair = collections.namedtuple("pair", "x y")
     own = HasTo()
     device = torch.device("meta")
     batch = {"a": torch.ones(1), "b": [torch.ones(2), ("text", 3)], "c": pair(torch.ones(1), None), "d": own}
-    moved = to_device(OrderedDict(batch), device)
-    assert type(moved) is OrderedDict
+    moved = to_device(collections.OrderedDict(batch), device)
+    assert type(moved) is collections.OrderedDict
     assert moved["a"].device.type == moved["b"][0].device.type == moved["c"].x.device.type == "meta"
     assert moved["b"][1] == ("text", 3)
     assert type(moved["c"]) is pair
     assert moved["c"].y is None
     assert moved["d"].moved == device
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    image: torch.Tensor
+    name: str
+    area: int = dataclasses.field(init=False, default=4)
+
+
+Edge = collections.namedtuple("Edge", "of to")
+
+
+def test_containers_of_every_kind_are_brought_over():
+    device = torch.device("meta")
+    sample = to_device(Sample(torch.ones(2), "a"), device)
+    assert (type(sample), sample.image.device, sample.name, sample.area) == (Sample, device, "a", 4)
+    lists = collections.defaultdict(list, a=torch.ones(1))
+    moved = to_device(lists, device)
+    assert (moved["a"].device, moved["new"], lists["a"].device.type) == (device, [], "cpu")
+    assert to_device(collections.Counter("aab"), device) == {"a": 2, "b": 1}
+    packed = to_device(torch.nn.utils.rnn.pack_sequence([torch.ones(2), torch.ones(1)]), device)
+    assert (packed.data.device, packed.batch_sizes.device.type) == (device, "cpu")  # as torch wants them
+    assert to_device(Edge(torch.ones(1), torch.ones(1)), device).to.device == device
+    assert to_device("text", device) == "text"

@@ -111,6 +111,8 @@ class EarlyStopping(Callback):
         return trainer.fit_loop.validation is None
 
     def _check(self, trainer: Trainer) -> None:
+        if trainer.config.fast_dev_run:
+            return
         values = trainer.run.metrics.values.callback
         if self.monitor not in values:
             text = not_logged("EarlyStopping", self.monitor, values)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from paceline.callbacks.callback import Callback
+from paceline.errors import MisconfigurationError
 
 if TYPE_CHECKING:
     from paceline.module import Module
@@ -22,10 +23,17 @@ class TQDMProgressBar(Callback):
     In a terminal it is a bar; elsewhere one line is printed per epoch.
 
     Args:
-        refresh_every_s: seconds between two updates.
+        refresh_every_s: seconds between two updates; 0 updates with each batch.
+
+    Raises:
+        MisconfigurationError: the seconds are negative.
     """
 
     def __init__(self, refresh_every_s: float = 0.2) -> None:
+        if refresh_every_s < 0:
+            raise MisconfigurationError(
+                f"`TQDMProgressBar(refresh_every_s={refresh_every_s})`: use 0, to update with each batch, or more."
+            )
         self.refresh_every_s = refresh_every_s
         self._next_s = 0.0
         self._what = ""
@@ -33,15 +41,17 @@ class TQDMProgressBar(Callback):
         self._total = 0.0
         self._train_total = 0.0
 
+    def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:
+        """The clock of this process, which may be another than that of the last run."""
+        self._next_s = 0.0
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Module) -> None:
         """A new bar."""
-        self._train_total = trainer.fit_loop.feed.num_batches
+        self._train_total = trainer.num_training_batches
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Move the bar, if the last time is long enough ago."""
-        now = time.perf_counter()
-        if now >= self._next_s:
-            self._next_s = now + self.refresh_every_s
+        if self._is_due():
             self._show(trainer, f"Epoch {trainer.current_epoch}", batch_idx + 1, self._train_total)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Module) -> None:
@@ -51,7 +61,10 @@ class TQDMProgressBar(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: Module) -> None:
         """Say that a validation runs."""
-        self._begin(trainer, "Sanity check" if trainer.sanity_checking else "Validating")
+        if trainer.sanity_checking:
+            self._begin(trainer, "Sanity check", trainer.num_sanity_val_batches)
+        else:
+            self._begin(trainer, "Validating", trainer.num_val_batches)
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -59,9 +72,13 @@ class TQDMProgressBar(Callback):
         """Move the bar."""
         self._advance(trainer)
 
+    def on_validation_end(self, trainer: Trainer, pl_module: Module) -> None:
+        """All batches, and the values of the pass."""
+        self._show(trainer, self._what, self._done, self._total)
+
     def on_test_start(self, trainer: Trainer, pl_module: Module) -> None:
         """Say that a test runs."""
-        self._begin(trainer, "Testing")
+        self._begin(trainer, "Testing", trainer.num_test_batches)
 
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -69,9 +86,13 @@ class TQDMProgressBar(Callback):
         """Move the bar."""
         self._advance(trainer)
 
+    def on_test_end(self, trainer: Trainer, pl_module: Module) -> None:
+        """All batches, and the values of the pass."""
+        self._show(trainer, self._what, self._done, self._total)
+
     def on_predict_start(self, trainer: Trainer, pl_module: Module) -> None:
         """Say that a prediction runs."""
-        self._begin(trainer, "Predicting")
+        self._begin(trainer, "Predicting", trainer.num_predict_batches)
 
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -79,17 +100,25 @@ class TQDMProgressBar(Callback):
         """Move the bar."""
         self._advance(trainer)
 
-    def _begin(self, trainer: Trainer, what: str) -> None:
-        self._what, self._done = what, 0
-        loop = getattr(trainer.run.loop, "validation", trainer.run.loop)
-        self._total = sum(feed.num_batches for feed in loop.feeds)
+    def on_predict_end(self, trainer: Trainer, pl_module: Module) -> None:
+        """All batches."""
+        self._show(trainer, self._what, self._done, self._total)
+
+    def _begin(self, trainer: Trainer, what: str, batches: list[float]) -> None:
+        self._what, self._done, self._total = what, 0, sum(batches)
+        self._show(trainer, what, 0, self._total)
 
     def _advance(self, trainer: Trainer) -> None:
         self._done += 1
-        now = time.perf_counter()
-        if now >= self._next_s:
-            self._next_s = now + self.refresh_every_s
+        if self._is_due():
             self._show(trainer, self._what, self._done, self._total)
+
+    def _is_due(self) -> bool:
+        now = time.perf_counter()
+        if now < self._next_s:
+            return False
+        self._next_s = now + self.refresh_every_s
+        return True
 
     def _show(self, trainer: Trainer, what: str, done: int, total: float, is_over: bool = False) -> None:
         if trainer.is_global_zero:
@@ -103,25 +132,26 @@ class Display:
 
     def __init__(self) -> None:
         self._bar: tqdm[Any] | None = None
-        self._what = ""
         self._is_terminal = sys.stderr.isatty()
 
     def show(self, progress: dict[str, Any]) -> None:
         """Draw the bar; where there is no terminal, print a line when an epoch is over."""
+        what, done, total = progress["what"], progress["done"], progress["total"]
         values = {name: f"{value:.4g}" for name, value in progress["values"].items()}
         if not self._is_terminal:
             if progress["is_over"]:
-                self.tell("  ".join([progress["what"], *(f"{name}={value}" for name, value in values.items())]))
+                self.tell("  ".join([what, *(f"{name}={value}" for name, value in values.items())]))
             return
-        if self._bar is None:
-            self._bar = tqdm(leave=False, dynamic_ncols=True)
-        if self._what != progress["what"]:
-            self._what = progress["what"]
-            self._bar.reset(progress["total"])
-        self._bar.set_description(self._what, refresh=False)
-        self._bar.n = progress["done"]
-        self._bar.set_postfix(values, refresh=False)
-        self._bar.refresh()
+        bar = self._bar
+        if bar is not None and bar.desc == what and bar.total == total and bar.n <= done:
+            bar.n = done
+            bar.set_postfix(values)
+            return
+        if bar is not None:
+            bar.leave = False  # only the run's last bar stays
+            bar.close()
+        # A bar of its own for each stretch: its speed is that of what comes from now on.
+        self._bar = tqdm(desc=what, total=total, initial=done, postfix=values, dynamic_ncols=True)
 
     def tell(self, text: str) -> None:
         """Print lines above the bar."""
@@ -131,7 +161,7 @@ class Display:
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Remove the bar."""
+        """The bar stays in the terminal as it stands."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -154,6 +154,18 @@ def copy(path: str, target: str) -> None:
     os.replace(temporary, inner_target)
 
 
+def link(path: str, target: str) -> None:
+    """Let a second name point to a file of the same folder; where there are no links, it is copied."""
+    filesystem, inner = fsspec.core.url_to_fs(path)
+    _, inner_target = fsspec.core.url_to_fs(target)
+    if not _is_local(filesystem):
+        copy(path, target)
+        return
+    temporary = f"{inner_target}{TEMPORARY}{uuid.uuid4().hex[:8]}"
+    os.symlink(os.path.relpath(inner, os.path.dirname(inner_target)), temporary)
+    os.replace(temporary, inner_target)
+
+
 def exists(path: str) -> bool:
     """Whether there is a file or folder."""
     filesystem, inner = fsspec.core.url_to_fs(path)

@@ -13,7 +13,7 @@ from paceline.strategies.base import Placement
 _said: set[str] = set()
 
 
-def warn_of_loader(loader: DataLoader[Any], training: bool, placement: Placement) -> None:
+def warn_of_loader(loader: DataLoader[Any], may_shuffle: bool, placement: Placement) -> None:
     """Warn where loading holds training up, and where an evaluation is shuffled."""
     if placement.global_rank != 0:
         return
@@ -25,7 +25,7 @@ def warn_of_loader(loader: DataLoader[Any], training: bool, placement: Placement
                 "processes may make it faster."
             )
     sampler = loader.batch_sampler.sampler if type(loader.batch_sampler) is BatchSampler else loader.sampler
-    if not training and isinstance(sampler, RandomSampler):
+    if not may_shuffle and isinstance(sampler, RandomSampler):
         _say_once(
             "A loader for evaluation or prediction shuffles: use `shuffle=False`, for results in the data's order."
         )

@@ -49,38 +49,29 @@ class Feed:
         mode: str = "max_size_cycle",
         fixed_order: bool = False,
     ) -> None:
+        def open_one(one: Any) -> Source:
+            return open_source(one, placement, seed, training, shard, fixed_order)
+
+        def share(source: Source) -> float:
+            if training:
+                return limited(source.length, limit, limit_name)
+            return source.share_of(limited(source.total, limit, limit_name))
+
         self.loader = training_structure(loader, mode) if training else loader
-        self._gives_pairs = isinstance(self.loader, CombinedLoader) and self.loader.mode == "sequential"
-        self._source = self._open(placement, seed, training, shard, fixed_order, limit, limit_name)
+        self._source: Source
         if isinstance(self.loader, CombinedLoader):
+            self._source = CombinedSource(self.loader, open_one, share)
             self.num_batches = self._source.length
-        elif training:
-            self.num_batches = limited(self._source.length, limit, limit_name)
         else:
-            self.num_batches = self._source.share_of(limited(self._source.total, limit, limit_name))
+            self._source = open_one(self.loader)
+            self.num_batches = share(self._source)
+        self._gives_pairs = isinstance(self.loader, CombinedLoader) and self.loader.mode == "sequential"
         if (self._source.length if training else self._source.total) == 0:
             warnings.warn(
                 f"A {type(self.loader).__name__} has no batches: there is nothing to do for it.", stacklevel=3
             )
         self.is_last = False
         self.dataloader_idx = 0
-
-    def _open(
-        self,
-        placement: Placement,
-        seed: int,
-        training: bool,
-        shard: bool,
-        fixed_order: bool,
-        limit: int | float,
-        limit_name: str,
-    ) -> Source:
-        def open_one(loader: Any) -> Source:
-            return open_source(loader, placement, seed, training, shard, fixed_order)
-
-        if isinstance(self.loader, CombinedLoader):
-            return CombinedSource(self.loader, open_one, limit, limit_name)
-        return open_one(self.loader)
 
     @property
     def items_per_step(self) -> int:
@@ -96,21 +87,23 @@ class Feed:
         return self._source.samples_of(own_idx)
 
     def epoch(self, epoch: int, done: int = 0) -> Iterator[Any]:
-        """The batches of an epoch, without the first `done` of this worker, which are not read again."""
-        self.is_last = False
-        if done >= self.num_batches:
-            self.is_last = True
-            return
+        """The batches of an epoch, without the first `done` of this worker.
+
+        What has to be read to get there is read before this returns, so that the caller may set random state after it.
+        """
+        self.is_last = done >= self.num_batches
+        if self.is_last:
+            return iter(())
         batches, left = self._source.batches(epoch, done)
         if left == math.inf:
             batches = self._one_ahead(batches, done)
         else:
             batches = self._counted(batches, done, int(min(self.num_batches, done + left)))
-        if self._gives_pairs:
-            for batch, self.dataloader_idx in batches:
-                yield batch
-        else:
-            yield from batches
+        return self._without_index(batches) if self._gives_pairs else batches
+
+    def _without_index(self, pairs: Iterator[Any]) -> Iterator[Any]:
+        for batch, self.dataloader_idx in pairs:
+            yield batch
 
     def _counted(self, batches: Iterator[Any], done: int, end: int) -> Iterator[Any]:
         self.is_last = done == end

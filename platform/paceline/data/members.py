@@ -110,16 +110,16 @@ def _skip(member: Member, steps: int) -> int:
 
 
 def _skip_in_a_cycle(member: Member, steps: int) -> None:
-    if member.is_exact and steps:
+    if not member.is_exact:
+        for _ in range(steps):
+            if member.is_exhausted or member.draw() is _END:
+                member.draw_again()
+    elif steps:
         # At the end of a reading it has not begun the next one yet.
         member.readings, before = divmod(steps - 1, int(member.length))
         member.start = member.drawn = before + 1
         member.is_begun = True
         member.is_exhausted = steps > member.length
-        return
-    for _ in range(steps if not member.is_exact else 0):
-        if member.is_exhausted or member.draw() is _END:
-            member.draw_again()
 
 
 def read(members: Sequence[Member], mode: str, step: int = 0) -> Iterator[tuple[Any, int, int]]:

@@ -8,14 +8,13 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.data.advice import warn_of_loader
 from paceline.data.combined import CombinedLoader, length_of
-from paceline.data.limits import limited
 from paceline.data.members import Member, combined_length, read, seek
 from paceline.data.sampler import ShardedBatches
 from paceline.data.structure import holds_loaders
@@ -70,6 +69,8 @@ class LoaderSource:
         vars(self._loader)["sampler" if loader.batch_sampler is None else "batch_sampler"] = self._sampler
         vars(self._loader)["_iterator"] = None
         self._loader.generator = torch.Generator()
+        # A subclass with an `__iter__` of its own need not give the batches that its sampler deals out.
+        self._is_stock = type(loader).__iter__ is DataLoader.__iter__
         self._is_batched = loader.batch_sampler is not None
         self._first = 0
         self._seed = derive(seed, placement.global_rank)
@@ -77,6 +78,7 @@ class LoaderSource:
         self.length: float = len(self._sampler) if sized else math.inf
         self.total: float = self._sampler.total_batches if sized else math.inf
         self.items_per_step = self._sampler.items_per_step
+        self.is_exact = sized and self._is_stock
         if self._sampler.loses:
             warnings.warn(
                 f"The batch sampler's batches do not go evenly into {placement.world_size} workers: "
@@ -99,12 +101,19 @@ class LoaderSource:
 
     def batches(self, epoch: int, done: int) -> tuple[Iterator[Any], float]:
         """The batches of an epoch but the first `done`, which are not read."""
-        self._first = done
-        count = self._sampler.begin(epoch, done * self.items_per_step)
+        skipped = done if self._is_stock else 0
+        self._first = skipped
+        count = self._sampler.begin(epoch, skipped * self.items_per_step)
         # Loading processes are seeded from this generator, never from the one that training draws from.
         assert self._loader.generator is not None
         self._loader.generator.manual_seed(derive(self._seed, epoch))
-        return iter(self._loader), count
+        batches: Iterator[Any] = iter(self._loader)
+        if not self._is_stock:
+            return _read_forward(batches, done, self._loader), math.inf
+        if count < math.inf:
+            # Called only if it is asked for more before all that are counted have come.
+            batches = itertools.chain(batches, map(_ended_early, [self._loader]))
+        return batches, count
 
 
 class IterableSource:
@@ -137,16 +146,10 @@ class IterableSource:
 
     def batches(self, epoch: int, done: int) -> tuple[Iterator[Any], float]:
         """The batches of an epoch; the first `done` are read and passed over."""
-        if done:
-            warnings.warn(
-                f"A {type(self._iterable).__name__} cannot start in the middle: {done} batches are skipped by "
-                "reading them.",
-                stacklevel=2,
-            )
         if isinstance(self._iterable, DataLoader):
             assert self._iterable.generator is not None
             self._iterable.generator.manual_seed(derive(self._seed, epoch))
-        return itertools.islice(iter(self._iterable), done, None), math.inf
+        return _read_forward(iter(self._iterable), done, self._iterable), math.inf
 
 
 class CombinedSource:
@@ -155,18 +158,17 @@ class CombinedSource:
     Args:
         combined: what is read, and how.
         open_member: gives the source of one loader.
-        limit: of each loader's batches in one reading, as for a single one.
-        limit_name: the Trainer argument that it comes from.
+        share: how many batches of one source this worker reads in one reading.
     """
 
     items_per_step = 1  # its members have positions of their own; together they count in steps
 
     def __init__(
-        self, combined: CombinedLoader, open_member: Callable[[Any], Source], limit: int | float, limit_name: str
+        self, combined: CombinedLoader, open_member: Callable[[Any], Source], share: Callable[[Source], float]
     ) -> None:
         self._combined = combined
         self._sources = [open_member(loader) for loader in combined.flattened]
-        self._lengths = [limited(source.length, limit, limit_name) for source in self._sources]
+        self._lengths = [share(source) for source in self._sources]
         self.length = combined_length(self._members(0), combined.mode)
         self.total = self.length
 
@@ -175,8 +177,8 @@ class CombinedSource:
         return total
 
     def index_in_data(self, own_idx: int) -> int:
-        """Its own order is all that is known."""
-        return own_idx
+        """As of its members: those whose batches are dealt out are dealt out alike."""
+        return max((source.index_in_data(own_idx) for source in self._sources), default=own_idx)
 
     def samples_of(self, own_idx: int) -> list[int] | None:
         """They are of several data sets."""
@@ -185,6 +187,9 @@ class CombinedSource:
     def batches(self, epoch: int, done: int) -> tuple[Iterator[Any], float]:
         """The steps of an epoch but the first `done`; in "sequential" mode pairs of a batch and its loader's index."""
         members = self._members(epoch)
+        for member, loader in zip(members, self._combined.flattened, strict=True):
+            if done and not member.is_exact:
+                _warn_of_reading(loader, f"up to {done}")
         seek(members, self._combined.mode, done)
         steps = read(members, self._combined.mode, done)
         is_certain = all(member.is_exact for member in members)
@@ -201,7 +206,28 @@ class CombinedSource:
 
 
 def _is_exact(source: Source) -> bool:
-    return isinstance(source, LoaderSource) and source.length < math.inf
+    return isinstance(source, LoaderSource) and source.is_exact
+
+
+def _read_forward(batches: Iterator[Any], done: int, loader: Any) -> Iterator[Any]:
+    if done:
+        _warn_of_reading(loader, str(done))
+        next(itertools.islice(batches, done, done), None)
+    return batches
+
+
+def _warn_of_reading(loader: Any, count: str) -> None:
+    warnings.warn(
+        f"A {type(loader).__name__} cannot start in the middle: {count} batches are skipped by reading them.",
+        stacklevel=3,
+    )
+
+
+def _ended_early(loader: Any) -> NoReturn:
+    raise RuntimeError(
+        f"A {type(loader).__name__} ended before all its batches had come: its data set or `collate_fn` raised "
+        "StopIteration. Raise another exception there, or use an IterableDataset, which may end at any time."
+    )
 
 
 def _reading(source: Source, epoch: int, length: float, reading: int, start: int) -> Iterator[Any]:
@@ -224,7 +250,7 @@ def open_source(
         fixed_order: whether every epoch has the same order.
     """
     if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-        warn_of_loader(loader, training, placement)
+        warn_of_loader(loader, training or fixed_order, placement)
         return LoaderSource(loader, placement, seed, training, shard, fixed_order)
     if placement.world_size > 1 and placement.global_rank == 0:
         warnings.warn(
