@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -138,7 +139,12 @@ def _convert(batch: Any, dtype: torch.dtype) -> Any:
     if isinstance(batch, Tensor):
         return batch.to(dtype) if batch.is_floating_point() else batch
     if isinstance(batch, Mapping):
-        return type(batch)({key: _convert(value, dtype) for key, value in batch.items()})  # type: ignore[call-arg]
+        converted = {key: _convert(value, dtype) for key, value in batch.items()}
+        if isinstance(batch, dict):
+            same_kind = copy.copy(batch)  # a defaultdict cannot be made of a dict
+            same_kind.update(converted)
+            return same_kind
+        return type(batch)(converted)  # type: ignore[call-arg]
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(_convert(value, dtype) for value in batch))
     if isinstance(batch, list | tuple):

@@ -574,6 +574,22 @@ def test_a_folder_that_has_checkpoints_draws_a_warning(tmp_path):
         fit(ckpt_path=path)
 
 
+@pytest.mark.parametrize("at_epoch_end", [True, False])
+def test_where_files_of_epochs_are_saved_may_be_told(tmp_path, at_epoch_end):
+    order = []
+
+    class Notes(Line):
+        def on_train_epoch_end(self):
+            order.append("epoch end")
+
+        def on_save_checkpoint(self, checkpoint):
+            order.append("saved")
+
+    keeper = ModelCheckpoint(dirpath=tmp_path / "files", save_on_train_epoch_end=at_epoch_end)
+    quiet_trainer(tmp_path, max_epochs=1, callbacks=[keeper]).fit(Notes(), indexed(1), indexed(1))
+    assert order[:2] == (["epoch end", "saved"] if at_epoch_end else ["saved", "epoch end"])
+
+
 def test_the_kept_files_are_written_as_a_table(tmp_path):
     keeper, _ = keep(tmp_path, [3.0, 1.0, 2.0], save_top_k=2, monitor="score")
     keeper.to_yaml()

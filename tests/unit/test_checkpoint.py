@@ -640,3 +640,25 @@ def test_files_under_way_are_not_found(tmp_path):
     shutil.copy(tmp_path / "a.ckpt", tmp_path / "b.ckpt.tmp-1234")
     shutil.copy(tmp_path / "a.ckpt", tmp_path / f"c{storage.TEMPORARY}.ckpt")
     assert storage.find(f"{tmp_path}/*.ckpt*") == [f"{tmp_path}/a.ckpt"]
+
+
+class Opaque:
+    """Something whose code would run when it is loaded."""
+
+
+@pytest.mark.parametrize("owner", ["callback", "datamodule"])
+def test_a_state_that_would_run_code_is_refused_when_it_is_first_kept(tmp_path, owner):
+    class Keeps(Callback):
+        def state_dict(self):
+            return {"it": Opaque()} if owner == "callback" else {}
+
+    class Data(DataModule):
+        def train_dataloader(self):
+            return indexed(1)
+
+        def state_dict(self):
+            return {"it": Opaque()} if owner == "datamodule" else {}
+
+    with pytest.raises(MisconfigurationError, match="`state_dict` of .* holds objects whose code would run"):
+        quiet_trainer(tmp_path, max_epochs=1, callbacks=[Keeps()]).fit(Line(), datamodule=Data())
+    quiet_trainer(tmp_path, max_epochs=1, callbacks=[Keeps()], trusted_checkpoints=True).fit(Line(), datamodule=Data())

@@ -19,7 +19,7 @@ from paceline.callbacks import (
 from paceline.checkpoint import CheckpointIO
 from paceline.config import TrainerConfig
 from paceline.errors import MisconfigurationError
-from paceline.strategies import DDPStrategy, Precision
+from paceline.strategies import DDPStrategy, Precision, SingleDeviceStrategy
 
 
 class Plain(Callback):
@@ -54,6 +54,8 @@ LIMITS = ["limit_train_batches", "limit_val_batches", "limit_test_batches", "lim
         ({"strategy": "dpp"}, ["strategy='dpp'", "single_device", "Did you mean `ddp`?"]),
         ({"strategy": DDPStrategy}, ["is not known", "a Strategy"]),
         ({"strategy": "single_device", "devices": 2}, ["single_device", "devices=2", '"ddp" or "auto"']),
+        ({"strategy": SingleDeviceStrategy(), "devices": 2}, ["single_device", "2 are asked for", '"ddp" or "auto"']),
+        ({"max_epochs": 0, "min_steps": 3}, ["`min_steps` cannot be reached with `max_epochs=0`"]),
         ({"precision": "17-mixed"}, ["precision='17-mixed'", "32-true", "Did you mean `16-mixed`?"]),
         ({"precision": None}, ["precision=None", "32-true"]),
         ({"max_epochs": -2}, ["max_epochs=-2", "at least -1", "unlimited"]),

@@ -1067,3 +1067,21 @@ def test_an_array_that_module_and_data_module_share_is_no_disagreement(tmp_path,
 
     shared = make()
     quiet_trainer(tmp_path, max_epochs=1).fit(Module_(shared), datamodule=Data(shared))
+
+
+def test_a_hook_of_both_module_and_data_module_is_the_data_modules(tmp_path):
+    class Moves(Line):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            raise AssertionError
+
+    class Data(DataModule):
+        def train_dataloader(self):
+            return indexed(1)
+
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return batch + 5
+
+    module = Moves()
+    with pytest.warns(UserWarning, match="both have `on_after_batch_transfer`: the data module's is used"):
+        quiet_trainer(tmp_path, max_epochs=1).fit(module, datamodule=Data())
+    assert module.seen == [[5.0]]

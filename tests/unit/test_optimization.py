@@ -1,5 +1,6 @@
 """Every way of optimizing against a bare PyTorch loop that does the same: the weights are equal to the last bit."""
 
+import collections
 import copy
 import itertools
 import math
@@ -227,6 +228,25 @@ def test_tensors_made_in_a_step_and_its_batches_have_the_true_precision(tmp_path
     trainer.predict(module, whole)
     assert set(seen) == {(torch.float64, torch.int64, torch.float64, torch.float64)}
     assert len(seen) == 1 + 1 + 1 + 2 + 2  # sanity check, training, validation, test, predict
+
+
+def test_batches_keep_their_kind_of_container_in_another_precision(tmp_path):
+    seen = []
+    pair = collections.namedtuple("Pair", "x n")
+    ones = torch.ones(2, 6)
+    batch = collections.defaultdict(list, {"a": [ones, (pair(ones, torch.arange(2)), "text")]})
+
+    class Looks(Net):
+        def training_step(self, batch, batch_idx):
+            seen.append(batch)
+            return self.net(batch["a"][0]).mean()
+
+    quiet_trainer(tmp_path, max_epochs=1, precision="bf16-true").fit(Looks(), [batch])
+    (got,) = seen
+    assert type(got) is collections.defaultdict
+    first, (named, text) = got["a"]
+    assert (first.dtype, named.x.dtype, named.n.dtype, text) == (torch.bfloat16, torch.bfloat16, torch.int64, "text")
+    assert batch["a"][0].dtype is torch.float32
 
 
 def test_16_mixed_on_the_cpu_is_refused_with_what_works(tmp_path):
@@ -481,6 +501,17 @@ def test_an_own_optimizer_step_is_called_per_step_and_may_skip_it(tmp_path, grou
     assert_same(module, network)
     assert calls == ends
     assert trainer.global_step == len(ends) - 1
+
+
+def test_an_own_optimizer_step_goes_through_the_scaler(tmp_path):
+    class Own(Net):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+            optimizer.step(closure=optimizer_closure)
+
+    module = Own()
+    trainer = fit(tmp_path, module, plugins=Scaled(1024.0), gradient_clip_val=0.05)
+    assert_same(module, bare_loop(2, lambda _: 1, lambda p: nn.utils.clip_grad_norm_(p, 0.05))[0])
+    assert trainer.global_step == 14
 
 
 def test_own_ways_to_clear_and_to_go_backward_are_used(tmp_path):

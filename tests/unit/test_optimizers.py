@@ -1,10 +1,12 @@
 """What `configure_optimizers` may return, and what is said of everything else."""
 
+import warnings
+
 import pytest
 import torch
 from tests.unit.models import Line, indexed, quiet_trainer
 from torch import nn
-from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
 from paceline.errors import MisconfigurationError
 from paceline.loops.optimizers import parse_optimizers
@@ -59,6 +61,13 @@ def test_every_form_gives_optimizers_and_scheduler_configurations(returned, opti
         assert {name: getattr(config, name) for name in DEFAULT} == {**DEFAULT, **options}
 
 
+class Steps:
+    """A scheduler that keeps no state."""
+
+    def step(self):
+        pass
+
+
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
@@ -73,6 +82,17 @@ def test_every_form_gives_optimizers_and_scheduler_configurations(returned, opti
         ({"optimiser": ONE}, ["unknown key `optimiser`", "Did you mean `optimizer`?", "lr_scheduler"]),
         ({"optimizer": ONE, "scheduler": DECAY}, ["unknown key `scheduler`", "Allowed: optimizer, lr_scheduler"]),
         ({"optimizer": ONE, "lr_scheduler": FLAT}, ["ReduceLROnPlateau needs", '"monitor"']),
+        (
+            [{"optimizer": ONE, "frequency": 2}, {"optimizer": TWO}],
+            ["gave 1 of 2 optimizers a `frequency`", "to all, for them to take turns, or to none"],
+        ),
+        ([{"optimizer": ONE, "frequency": 0}], ["frequency is an int of at least 1, not 0"]),
+        ([{"optimizer": ONE, "frequency": 1.5}], ["frequency is an int of at least 1, not 1.5"]),
+        (([ONE], [Steps()]), ["A Steps has no `state_dict` and `load_state_dict`", "Give it both"]),
+        (
+            ([ONE], [{"scheduler": DECAY, "reduce_on_plateau": True}]),
+            ["needs to know what to look at", '"monitor"'],
+        ),
         ({"optimizer": ONE, "lr_scheduler": {"scheduler": FLAT}}, ["ReduceLROnPlateau needs"]),
         ({"optimizer": ONE, "lr_scheduler": {"interval": "step"}}, ["needs the key `scheduler`"]),
         (
@@ -137,3 +157,22 @@ def test_hooks_see_one_optimizer_and_one_scheduler_bare_and_several_as_lists(tmp
         module.schedulers = count
         quiet_trainer(tmp_path, max_epochs=1).fit(module, indexed(1))
     assert seen == [("SGD", "NoneType"), ("SGD", "ExponentialLR"), ("SGD", "list")]
+
+
+def test_frequencies_and_owners_are_found():
+    schedule = {"scheduler": StepLR(TWO, 1), "name": "mine"}
+    configured = parse_optimizers(
+        [{"optimizer": ONE, "frequency": 3}, {"optimizer": TWO, "frequency": 1, "lr_scheduler": schedule}]
+    )
+    assert configured.frequencies == [3, 1]
+    assert [(config.name, config.optimizer_idx) for config in configured.schedulers] == [("mine", 1)]
+    assert parse_optimizers([ONE, TWO]).frequencies == []
+
+
+def test_a_cycle_that_is_stepped_per_epoch_draws_a_warning():
+    with pytest.warns(UserWarning, match="OneCycleLR counts optimizer steps, but is stepped per epoch"):
+        parse_optimizers(([ONE], [OneCycleLR(ONE, max_lr=0.1, total_steps=10)]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        schedule = {"scheduler": OneCycleLR(ONE, max_lr=0.1, total_steps=10), "interval": "step"}
+        parse_optimizers({"optimizer": ONE, "lr_scheduler": schedule})
