@@ -21,9 +21,10 @@ from tests.benchmarks import tasks
 from tests.benchmarks.measure import Measure, last_line
 from torch import nn
 
-WARM_UP_EPOCHS = 2
-EPOCHS = 8
-TURNS = 12
+BATCHES = 500
+WARM_UP_EPOCHS = 1
+EPOCHS = 4
+TURNS = 6
 REPETITIONS = 7
 
 
@@ -40,12 +41,12 @@ class Clock:
     def per_step(self) -> float:
         """Seconds, of the median epoch after the warm-up: what else the machine does falls on some epochs only."""
         epochs = [end - begin for begin, end in itertools.pairwise(self._begins)][WARM_UP_EPOCHS:]
-        return statistics.median(epochs) / tasks.BATCHES
+        return statistics.median(epochs) / BATCHES
 
 
 def bare() -> float:
     """A loop as one writes it, which keeps the loss."""
-    clock, net, loader = Clock(), tasks.network(), tasks.loader()
+    clock, net, loader = Clock(), tasks.network(), tasks.loader(BATCHES)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     kept = None
     for _ in range(EPOCHS):
@@ -75,7 +76,7 @@ def paceline(logs: bool) -> float:
     from paceline import Trainer
 
     clock = Clock()
-    Trainer(callbacks=[_times(clock)], **QUIET).fit(tasks.TinyModule(logs), tasks.loader())
+    Trainer(callbacks=[_times(clock)], **QUIET).fit(tasks.TinyModule(logs), tasks.loader(BATCHES))
     return clock.per_step()
 
 
@@ -94,7 +95,9 @@ def paceline_in_use(root: str) -> float:
     clock = Clock()
     arguments = {**QUIET, "enable_checkpointing": True, "enable_progress_bar": True, "default_root_dir": root}
     with contextlib.redirect_stderr(io.StringIO()):
-        Trainer(callbacks=[_times(clock)], **arguments).fit(tasks.TinyModule(True, schedules=True), tasks.loader())
+        Trainer(callbacks=[_times(clock)], **arguments).fit(
+            tasks.TinyModule(True, schedules=True), tasks.loader(BATCHES)
+        )
     return clock.per_step()
 
 
@@ -124,7 +127,7 @@ def lightning() -> float:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
-    pl.Trainer(callbacks=[Times()], accelerator="cpu", devices=1, **QUIET).fit(Tiny(), tasks.loader())
+    pl.Trainer(callbacks=[Times()], accelerator="cpu", devices=1, **QUIET).fit(Tiny(), tasks.loader(BATCHES))
     return clock.per_step()
 
 

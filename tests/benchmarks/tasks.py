@@ -20,10 +20,10 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 2))
 
 
-def loader() -> DataLoader[Any]:
-    """100 batches of 32 samples, from memory."""
+def loader(batches: int = BATCHES) -> DataLoader[Any]:
+    """Batches of 32 samples, from memory."""
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(BATCHES * 32, 32, generator=generator)
+    inputs = torch.randn(batches * 32, 32, generator=generator)
     return DataLoader(TensorDataset(inputs, (inputs.sum(-1) > 0).long()), batch_size=32)
 
 

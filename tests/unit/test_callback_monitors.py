@@ -1,14 +1,24 @@
-"""Callbacks that watch: learning rates, speed, devices."""
+"""Callbacks that watch: learning rates, speed, devices; the summary and the bar."""
 
+import io
+import sys
 import time
 
 import pytest
 import torch
-from tests.unit.models import Line, Rows, indexed, quiet_trainer
+from tests.unit.models import Calls, Line, Rows, Stream, indexed, quiet_trainer
+from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import ExponentialLR
 
-from paceline.callbacks import DeviceStatsMonitor, LearningRateMonitor, ThroughputMonitor
+from paceline.callbacks import (
+    DeviceStatsMonitor,
+    LearningRateMonitor,
+    ModelSummary,
+    ThroughputMonitor,
+    TQDMProgressBar,
+)
+from paceline.callbacks.model_summary import summarize
 from paceline.errors import MisconfigurationError
 
 
@@ -178,3 +188,256 @@ def test_the_load_of_the_cpu_is_logged_every_n_steps(tmp_path):
     )
     trainer.fit(Line(), indexed(2))
     assert not any("cpu" in name for _, row in rows.rows for name in row)
+
+
+@pytest.mark.parametrize(
+    ("monitor", "name"),
+    [
+        (LearningRateMonitor("step"), "lr-SGD"),
+        (ThroughputMonitor(), "train/batches_per_second"),
+        (DeviceStatsMonitor(cpu_stats=True), "DeviceStatsMonitor.on_train_batch_start/cpu_percent"),
+        (DeviceStatsMonitor(cpu_stats=True), "DeviceStatsMonitor.on_train_batch_end/cpu_percent"),
+    ],
+)
+@pytest.mark.parametrize(("every", "steps"), [(1, [0, 1, 2]), (2, [1])])
+def test_a_step_of_several_batches_has_one_row(tmp_path, monitor, name, every, steps):
+    rows = Rows()
+    trainer = quiet_trainer(
+        tmp_path,
+        max_epochs=1,
+        logger=rows,
+        callbacks=[monitor],
+        log_every_n_steps=every,
+        accumulate_grad_batches=2,
+    )
+    trainer.fit(Line(), indexed(6))
+    assert [step for step, _ in rows.of(name)] == steps
+
+
+def test_groups_that_are_added_later_are_logged_from_then_on(tmp_path):
+    rows = Rows()
+
+    def add(trainer, module):
+        if trainer.global_step == 1:
+            trainer.optimizers[0].add_param_group({"params": [module.layer.bias], "lr": 0.2})
+
+    trainer = quiet_trainer(
+        tmp_path,
+        max_epochs=1,
+        logger=rows,
+        callbacks=[LearningRateMonitor("step"), Calls(on_train_batch_start=add)],
+        log_every_n_steps=1,
+    )
+    trainer.fit(Configured(lambda module: SGD([module.layer.weight], lr=0.1)), indexed(3))
+    assert rows.of("lr-SGD") == [(0, 0.1)]
+    assert rows.of("lr-SGD/pg1") == [(1, 0.1), (2, 0.1)]
+    assert rows.of("lr-SGD/pg2") == [(1, 0.2), (2, 0.2)]
+
+
+def test_the_speed_is_that_of_the_last_batches(tmp_path):
+    rows = Rows()
+    pace = Calls(on_train_batch_start=lambda trainer, _: time.sleep(0.05 if trainer.global_step < 4 else 0))
+    monitor = ThroughputMonitor(window_size=2)
+    trainer = quiet_trainer(tmp_path, max_epochs=1, logger=rows, callbacks=[pace, monitor], log_every_n_steps=1)
+    trainer.fit(Line(), indexed(8))
+    speeds = [speed for _, speed in rows.of("train/batches_per_second")]
+    assert max(speeds[:4]) < 20
+    assert speeds[-1] > 40, "8 batches in 0.2 s"
+
+
+def test_a_validation_has_its_own_speed_and_is_no_time_of_training(tmp_path):
+    rows = Rows()
+    slow = Calls(on_validation_batch_start=lambda *_: time.sleep(0.1))
+    trainer = quiet_trainer(
+        tmp_path,
+        max_epochs=1,
+        logger=rows,
+        callbacks=[slow, ThroughputMonitor()],
+        log_every_n_steps=1,
+        val_check_interval=2,
+    )
+    trainer.fit(Line(), indexed(4), indexed(1))
+    assert min(speed for _, speed in rows.of("train/batches_per_second")) > 10
+    validations = rows.of("validate/batches_per_second")
+    assert [step for step, _ in validations] == [0, 1], "the sanity check has no row"
+    assert max(speed for _, speed in validations) < 10
+
+
+class Layers(Line):
+    """20 parameters in the body, of which a layer is frozen, 3 in the head, 2 in a layer that is never called."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 2), nn.Dropout(), nn.BatchNorm1d(2), nn.Linear(2, 2))
+        self.head = nn.Linear(2, 1)
+        self.body[0].requires_grad_(False)
+        self.body[2].eval()
+
+    def forward(self, x, scale=1.0):
+        return self.head(self.body(x) * scale * torch.rand(()))
+
+    def loss(self, batch):
+        return super().loss(batch.expand(-1, 4))
+
+
+TOTALS = "25 parameters, 15 of them trainable, 10 not; 0.000 MB"
+BODY = ["body.0", "body.1", "body.2", "body.3"]
+
+
+@pytest.mark.parametrize(
+    ("max_depth", "names"),
+    [(1, ["layer", "body", "head"]), (2, ["layer", "body", *BODY, "head"]), (-1, ["layer", "body", *BODY, "head"])],
+)
+def test_the_summary_shows_layers_as_deep_as_asked(max_depth, names):
+    header, *rows, totals = summarize(Layers(), max_depth).splitlines()
+    assert header.split() == ["layer", "type", "parameters"]
+    assert [row.split()[0] for row in rows] == names
+    counts = {row.split()[0]: row.split()[1:] for row in rows}
+    assert counts["body"] == ["Sequential", "20"]
+    assert counts["head"] == ["Linear", "3"]
+    assert totals == TOTALS
+    assert summarize(Layers(), 0) == TOTALS
+
+
+@pytest.mark.parametrize("example", [torch.ones(5, 4), (torch.ones(5, 4), 2.0), {"x": torch.ones(5, 4)}], ids=type)
+@pytest.mark.parametrize("compiled", ["nothing", "a part", "the whole"])
+def test_sizes_come_from_a_pass_that_leaves_no_trace(example, compiled):
+    module = Layers()
+    before = [submodule.training for submodule in module.modules()], module.body[2].running_mean.clone()
+    if compiled == "a part":
+        module.body = torch.compile(module.body)
+    state = torch.get_rng_state()
+    table = summarize(torch.compile(module) if compiled == "the whole" else module, 2, example)
+    module.body = getattr(module.body, "_orig_mod", module.body)
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in table.splitlines()}
+    assert lines["body"] == "Sequential 20 [5, 4] [5, 2]"
+    assert lines["body.0"] == "Linear 10 [5, 4] [5, 2]"
+    assert lines["head"] == "Linear 3 [5, 2] [5, 1]"
+    assert lines["layer"] == "Linear 2 - -"
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [submodule.training for submodule in module.modules()] == before[0]
+    assert torch.equal(module.body[2].running_mean, before[1])
+    assert not any(submodule._forward_hooks for submodule in module.modules())
+
+
+def test_sizes_of_several_values_are_lists():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.LSTM(3, 2, batch_first=True)
+
+        def forward(self, x):
+            return self.layer(x)
+
+    table = summarize(Recurrent(), example=torch.ones(4, 5, 3))
+    assert "[4, 5, 3]  [[4, 5, 2], [[1, 4, 2], [1, 4, 2]]]" in table
+
+
+def test_lazy_layers_are_left_as_they_are():
+    module = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1))
+    lines = summarize(module, example=torch.ones(2, 4)).splitlines()
+    assert [line.split() for line in lines[1:3]] == [["0", "LazyLinear", "0+"], ["1", "Linear", "4"]]
+    assert lines[3].startswith("4+ parameters, 4+ of them trainable, 0 not")
+    assert "first forward pass" in lines[4]
+    assert module[0].has_uninitialized_params()
+
+
+def test_an_example_that_does_not_fit_is_a_warning():
+    with pytest.warns(UserWarning, match="no sizes, since the example's forward pass failed: mat1 and mat2"):
+        table = summarize(Layers(), example=torch.ones(5, 3))
+    assert table == summarize(Layers())
+
+
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-true", "bf16-mixed"])
+def test_a_fit_prints_the_summary_of_its_modules_example(tmp_path, capfd, precision):
+    module = Layers()
+    module.example_input_array = torch.ones(5, 4)
+    trainer = quiet_trainer(
+        tmp_path, max_epochs=1, precision=precision, callbacks=[ModelSummary(2)], enable_model_summary=True
+    )
+    trainer.fit(module, indexed(4, 2))
+    told = capfd.readouterr().err
+    assert "[5, 4]  [5, 2]" in told
+    assert "25 parameters" in told
+
+
+def test_a_summary_of_no_depth_is_silent(tmp_path, capfd):
+    trainer = quiet_trainer(tmp_path, max_epochs=1, callbacks=[ModelSummary(0)], enable_model_summary=True)
+    trainer.fit(Line(), indexed(1))
+    assert "parameters" not in capfd.readouterr().err
+    for depth in (-2, 1.5, True):
+        with pytest.raises(MisconfigurationError, match=f"max_depth={depth}.*-1 for all"):
+            ModelSummary(depth)
+
+
+class Terminal(io.StringIO):
+    """Text that is written to a terminal; `bars` are the lines that were drawn over each other."""
+
+    def isatty(self):
+        return True
+
+    @property
+    def bars(self):
+        return [line.strip("\n\x1b[A ") for line in self.getvalue().split("\r") if line.strip("\n\x1b[A ")]
+
+
+def a_terminal(monkeypatch):
+    # Not in a fixture: pytest takes the stream back when the test itself begins.
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("LINES", "40")
+    return terminal
+
+
+def drawn(terminal):
+    """Description and count of each bar that was drawn, without repetitions in a row."""
+    found = []
+    for line in terminal.bars:
+        what, _, rest = line.partition(":")
+        count = next((word.strip("|") for word in rest.split() if "/" in word and "it" not in word), rest.split()[0])
+        if what != "Fit ends" and [what, count] not in found[-1:]:
+            found.append([what, count])
+    return [" ".join(pair) for pair in found]
+
+
+class Shown(Line):
+    def training_step(self, batch, batch_idx):
+        self.log("seen", float(batch_idx), prog_bar=True)
+        return super().training_step(batch, batch_idx)
+
+    def test_step(self, batch, batch_idx):
+        pass
+
+    def predict_step(self, batch, batch_idx):
+        pass
+
+
+def test_each_stage_has_a_bar(tmp_path, monkeypatch):
+    terminal = a_terminal(monkeypatch)
+    bar = TQDMProgressBar(refresh_every_s=0)
+    trainer = quiet_trainer(tmp_path, max_epochs=1, callbacks=[bar], enable_progress_bar=True, num_sanity_val_steps=1)
+    module = Shown()
+    trainer.fit(module, indexed(2), [indexed(2), indexed(1)])
+    validation = [f"Validating {done}/3" for done in range(4)]
+    sanity = [f"Sanity check {done}/2" for done in range(3)]
+    training = [f"Epoch 0 {done}/2" for done in range(3)]
+    assert drawn(terminal) == [*sanity, *training, *validation, training[-1]]
+    assert "seen=1" in terminal.bars[-1], "the bar of the last epoch stays, with its values"
+    for run, what in ((trainer.validate, "Validating"), (trainer.test, "Testing")):
+        terminal = a_terminal(monkeypatch)
+        run(module, indexed(2), verbose=False)
+        assert drawn(terminal) == [f"{what} {done}/2" for done in range(3)]
+    terminal = a_terminal(monkeypatch)
+    trainer.predict(module, Stream(3))
+    assert drawn(terminal) == [f"Predicting {done}it" for done in range(4)], "nobody knows how many come"
+
+
+def test_between_updates_the_bar_rests(tmp_path, monkeypatch):
+    terminal = a_terminal(monkeypatch)
+    bar = TQDMProgressBar(refresh_every_s=60)
+    trainer = quiet_trainer(tmp_path, max_epochs=2, callbacks=[bar], enable_progress_bar=True)
+    trainer.fit(Shown(), indexed(5))
+    assert drawn(terminal) == ["Epoch 0 0/5", "Epoch 0 1/5", "Epoch 0 5/5", "Epoch 1 0/5", "Epoch 1 5/5"]
+    with pytest.raises(MisconfigurationError, match="refresh_every_s=-1.*use 0"):
+        TQDMProgressBar(refresh_every_s=-1)

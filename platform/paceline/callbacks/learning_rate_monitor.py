@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from paceline.callbacks.callback import Callback
 from paceline.errors import MisconfigurationError
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from paceline.module import Module
     from paceline.trainer import Trainer
 
@@ -43,14 +42,11 @@ class LearningRateMonitor(Callback):
         self.logging_interval = logging_interval
         self.log_momentum = log_momentum
         self.log_weight_decay = log_weight_decay
-        self._names: list[tuple[dict[str, Any], str]] = []
         self._by_step = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_names": []}
+        self._steps = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
-        """Find the names, which are those of optimizers that exist now."""
+        """See whether there is a logger, and how the schedulers go."""
         if not trainer.loggers and not trainer.config.fast_dev_run:
             raise MisconfigurationError(
                 "LearningRateMonitor has nowhere to log to: give the Trainer a logger, or leave it out."
@@ -59,26 +55,23 @@ class LearningRateMonitor(Callback):
         self._by_step = self.logging_interval == "step" or (
             self.logging_interval is None and any(config.interval == "step" for config in schedulers)
         )
+        self._steps = trainer.run.progress.stepped_batches
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Module) -> None:
-        """One row at the beginning of each epoch; groups may have been added since the last one."""
-        self._names = self._find_names(trainer)
+        """One row at the beginning of each epoch."""
         if not self._by_step:
-            trainer.run.log_row(self._values(), trainer.run.progress.stepped_batches)
+            trainer.run.log_row(self._values(trainer), trainer.run.progress.stepped_batches)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """One row with those of the steps."""
+        """One row with those of the steps; a step may take several batches."""
         every, steps = trainer.config.log_every_n_steps, trainer.run.progress.stepped_batches
-        if self._by_step and every and steps and steps % every == 0:
-            trainer.run.log_row(self._values())
+        if self._by_step and every and steps > self._steps and steps % every == 0:
+            trainer.run.log_row(self._values(trainer))
+        self._steps = steps
 
-    def on_train_end(self, trainer: Trainer, pl_module: Module) -> None:
-        """Let go of the optimizers."""
-        self._names = []
-
-    def _values(self) -> dict[str, float]:
+    def _values(self, trainer: Trainer) -> dict[str, float]:
         values = {}
-        for group, name in self._names:
+        for group, name in _named_groups(trainer):
             values[name] = float(group["lr"])
             if self.log_momentum:
                 values[f"{name}-momentum"] = float(
@@ -88,20 +81,18 @@ class LearningRateMonitor(Callback):
                 values[f"{name}-weight_decay"] = float(group.get("weight_decay", 0.0))
         return values
 
-    def _find_names(self, trainer: Trainer) -> list[tuple[dict[str, Any], str]]:
-        own = {config.optimizer_idx: config.name for config in trainer.lr_scheduler_configs if config.name}
-        kinds: Counter[str] = Counter()
-        names = []
-        for index, optimizer in enumerate(trainer.optimizers):
-            base = own.get(index) or f"lr-{type(optimizer).__name__}"
-            several = kinds[base]
-            kinds[base] += 1
-            names += _names_of(optimizer, f"{base}-{several}" if several else base)
-        return names
 
-
-def _names_of(optimizer: Optimizer, base: str) -> list[tuple[dict[str, Any], str]]:
-    groups = optimizer.param_groups
-    if len(groups) == 1 and "name" not in groups[0]:
-        return [(groups[0], base)]
-    return [(group, f"{base}/{group.get('name', f'pg{place}')}") for place, group in enumerate(groups, 1)]
+def _named_groups(trainer: Trainer) -> Iterator[tuple[dict[str, Any], str]]:
+    """Every parameter group that there is now, with its name: groups may be added while training goes on."""
+    own = {config.optimizer_idx: config.name for config in trainer.lr_scheduler_configs if config.name}
+    kinds: Counter[str] = Counter()
+    for index, optimizer in enumerate(trainer.optimizers):
+        base = own.get(index) or f"lr-{type(optimizer).__name__}"
+        earlier = kinds[base]
+        kinds[base] += 1
+        if earlier:
+            base = f"{base}-{earlier}"
+        groups = optimizer.param_groups
+        for place, group in enumerate(groups, 1):
+            is_alone = len(groups) == 1 and "name" not in group
+            yield group, base if is_alone else f"{base}/{group.get('name', f'pg{place}')}"

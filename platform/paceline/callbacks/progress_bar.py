@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class TQDMProgressBar(Callback):
     """Shows epoch, batches and the values logged with `prog_bar=True`.
 
-    In a terminal it is a bar; elsewhere one line is printed per epoch.
+    In a terminal it is a bar, with one below it for a validation within a fit; elsewhere one line is printed per epoch.
 
     Args:
         refresh_every_s: seconds between two updates; 0 updates with each batch.
@@ -48,6 +48,8 @@ class TQDMProgressBar(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Module) -> None:
         """A new bar."""
         self._train_total = trainer.num_training_batches
+        done = trainer.run.progress.batches_in_epoch
+        self._show(trainer, f"Epoch {trainer.current_epoch}", done, self._train_total)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Move the bar, if the last time is long enough ago."""
@@ -124,44 +126,55 @@ class TQDMProgressBar(Callback):
         if trainer.is_global_zero:
             values = dict(trainer.run.metrics.values.progress_bar)
             known = total if total != math.inf else None
-            trainer.run.link.show({"what": what, "done": done, "total": known, "values": values, "is_over": is_over})
+            level = int(trainer.state.fn == "fit" and trainer.validating)
+            trainer.run.link.show(
+                {"what": what, "done": done, "total": known, "values": values, "is_over": is_over, "level": level}
+            )
 
 
 class Display:
     """The driver's side: draws what workers show and prints what they tell, on the standard error stream."""
 
     def __init__(self) -> None:
-        self._bar: tqdm[Any] | None = None
+        self._bars: list[tqdm[Any]] = []
         self._is_terminal = sys.stderr.isatty()
 
     def show(self, progress: dict[str, Any]) -> None:
-        """Draw the bar; where there is no terminal, print a line when an epoch is over."""
+        """Draw a bar; where there is no terminal, print a line when an epoch is over."""
         what, done, total = progress["what"], progress["done"], progress["total"]
         values = {name: f"{value:.4g}" for name, value in progress["values"].items()}
         if not self._is_terminal:
             if progress["is_over"]:
                 self.tell("  ".join([what, *(f"{name}={value}" for name, value in values.items())]))
             return
-        bar = self._bar
+        level = min(progress["level"], len(self._bars))
+        self._remove(level + 1)
+        bar = self._bars[level] if level < len(self._bars) else None
         if bar is not None and bar.desc == what and bar.total == total and bar.n <= done:
             bar.n = done
             bar.set_postfix(values)
             return
-        if bar is not None:
-            bar.leave = False  # only the run's last bar stays
-            bar.close()
-        # A bar of its own for each stretch: its speed is that of what comes from now on.
-        self._bar = tqdm(desc=what, total=total, initial=done, postfix=values, dynamic_ncols=True)
+        self._remove(level)
+        bar = tqdm(desc=what, total=total, initial=done, postfix=values, position=level, dynamic_ncols=True)
+        self._bars.append(bar)
 
     def tell(self, text: str) -> None:
-        """Print lines above the bar."""
-        if self._bar is not None:
-            self._bar.write(text, file=sys.stderr)
+        """Print lines above the bars."""
+        if self._bars:
+            tqdm.write(text, file=sys.stderr)
         else:
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """The bar stays in the terminal as it stands."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        """The upper bar stays in the terminal as it stands."""
+        self._remove(1)
+        for bar in self._bars:
+            bar.close()
+        self._bars.clear()
+
+    def _remove(self, level: int) -> None:
+        """Clear the bars from a level down."""
+        while len(self._bars) > level:
+            bar = self._bars.pop()
+            bar.leave = False
+            bar.close()

@@ -20,8 +20,9 @@ class ThroughputMonitor(Callback):
     """Logs the speed of training, validation, test and prediction, over the last batches.
 
     The names are `<stage>/batches_per_second` and `<stage>/samples_per_second`, with several workers of all of them
-    together under `<stage>/global/...` as well, and `<stage>/items_per_second` where lengths are given. Rows come with
-    those of the steps, each `log_every_n_steps`.
+    together under `<stage>/global/...` as well, and `<stage>/items_per_second` where lengths are given; stages are
+    "train", "validate", "test" and "predict". Rows come every `log_every_n_steps` steps, outside training every so
+    many batches. What passes between epochs, and a validation within a fit, is none of training's time.
 
     Args:
         batch_size_fn: the samples in a batch; by default the size of the first tensor in it.
@@ -43,80 +44,94 @@ class ThroughputMonitor(Callback):
         self.batch_size_fn = batch_size_fn
         self.length_fn = length_fn
         self.window_size = window_size
+        # When each of the last batches ended, and the samples and items in it; the first entry is where the clock
+        # started.
         self._ends: deque[tuple[float, int, int]] = deque(maxlen=window_size + 1)
-        self._batches = self._samples = self._items = 0
+        self._steps = self._predicted = 0
 
-    def _begin(self, trainer: Trainer) -> None:
+    def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:
+        """See whether there is a logger."""
         if not trainer.loggers and not trainer.config.fast_dev_run:
             raise MisconfigurationError(
                 "ThroughputMonitor has nowhere to log to: give the Trainer a logger, or leave it out."
             )
-        self._ends.clear()
-        self._batches = self._samples = self._items = 0
-        self._ends.append((time.perf_counter(), 0, 0))
-
-    def _count(self, batch: Any) -> None:
-        self._batches += 1
-        self._samples += self.batch_size_fn(batch) if self.batch_size_fn else (batch_size_of(batch) or 1)
-        self._items += self.length_fn(batch) if self.length_fn else 0
-        self._ends.append((time.perf_counter(), self._samples, self._items))
-
-    def _log(self, trainer: Trainer, stage: str, step: int) -> None:
-        every = trainer.config.log_every_n_steps
-        if not every or self._batches % every or len(self._ends) < 2:
-            return
-        (begin, samples_before, items_before), (end, samples, items) = self._ends[0], self._ends[-1]
-        seconds = max(end - begin, 1e-9)
-        values = {
-            f"{stage}/batches_per_second": (len(self._ends) - 1) / seconds,
-            f"{stage}/samples_per_second": (samples - samples_before) / seconds,
-        }
-        if self.length_fn is not None:
-            values[f"{stage}/items_per_second"] = (items - items_before) / seconds
-        if trainer.world_size > 1:
-            # Workers take their steps together.
-            whole = {name.replace("/", "/global/"): value * trainer.world_size for name, value in values.items()}
-            values |= whole
-        trainer.run.log_row(values, step)
-
-    def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
-        """Start the clock."""
-        self._begin(trainer)
+        self._predicted = 0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Module) -> None:
-        """What passes between epochs is not training."""
-        self._ends.clear()
-        self._ends.append((time.perf_counter(), self._samples, self._items))
+        """Start the clock."""
+        self._start()
+        self._steps = trainer.run.progress.stepped_batches
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """One more batch; a step may take several."""
+        self._count(batch)
+        steps = trainer.run.progress.stepped_batches
+        if steps > self._steps:
+            self._log(trainer, "train", steps - 1)
+        self._steps = steps
+
+    def on_validation_start(self, trainer: Trainer, pl_module: Module) -> None:
+        """Start the clock."""
+        self._start()
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """One more batch."""
         self._count(batch)
-        self._log(trainer, "train", max(trainer.run.progress.stepped_batches - 1, 0))
+        if not trainer.sanity_checking:
+            self._log(trainer, "validate", trainer.run.progress.evaluated_batches)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Module) -> None:
+        """Training, if there is any, goes on."""
+        self._start()
 
     def on_test_start(self, trainer: Trainer, pl_module: Module) -> None:
         """Start the clock."""
-        self._begin(trainer)
+        self._start()
 
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """One more batch."""
         self._count(batch)
-        self._log(trainer, "test", self._batches - 1)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: Module) -> None:
-        """The time of a validation within a fit is none of training's."""
-        if trainer.state.fn == "fit":
-            self._ends.clear()
-            self._ends.append((time.perf_counter(), self._samples, self._items))
+        self._log(trainer, "test", trainer.run.progress.evaluated_batches)
 
     def on_predict_start(self, trainer: Trainer, pl_module: Module) -> None:
         """Start the clock."""
-        self._begin(trainer)
+        self._start()
 
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """One more batch."""
         self._count(batch)
-        self._log(trainer, "predict", self._batches - 1)
+        self._log(trainer, "predict", self._predicted)
+        self._predicted += 1
+
+    def _start(self) -> None:
+        self._ends.clear()
+        self._ends.append((time.perf_counter(), 0, 0))
+
+    def _count(self, batch: Any) -> None:
+        if batch is None:  # training passes over such batches
+            return
+        samples = self.batch_size_fn(batch) if self.batch_size_fn else (batch_size_of(batch) or 1)
+        self._ends.append((time.perf_counter(), samples, self.length_fn(batch) if self.length_fn else 0))
+
+    def _log(self, trainer: Trainer, stage: str, step: int) -> None:
+        every = trainer.config.log_every_n_steps
+        if not every or (step + 1) % every or not trainer.is_global_zero:
+            return
+        (start_s, _, _), *batches = self._ends
+        seconds = max(batches[-1][0] - start_s, 1e-9)
+        values = {
+            f"{stage}/batches_per_second": len(batches) / seconds,
+            f"{stage}/samples_per_second": sum(samples for _, samples, _ in batches) / seconds,
+        }
+        if self.length_fn is not None:
+            values[f"{stage}/items_per_second"] = sum(items for _, _, items in batches) / seconds
+        if trainer.world_size > 1:
+            # Workers take their steps together.
+            values |= {name.replace("/", "/global/"): value * trainer.world_size for name, value in values.items()}
+        trainer.run.log_row(values, step)
