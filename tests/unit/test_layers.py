@@ -24,6 +24,7 @@ LAYERS = (
         "checks",
         "old_arguments",
         "durations",
+        "evaluation_mode",
         "seed",
         "errors",
     ),

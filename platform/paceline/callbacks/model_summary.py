@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from paceline.callbacks.callback import Callback
 from paceline.data.transfer import to_device
 from paceline.errors import MisconfigurationError
+from paceline.evaluation_mode import evaluation_mode
 from paceline.seed import isolated_random_state
 
 if TYPE_CHECKING:
@@ -146,7 +147,8 @@ def _sizes(module: nn.Module, layers: list[nn.Module], example: Any) -> dict[nn.
         for layer in set(layers):
             stack.callback(layer.register_forward_hook(note, with_kwargs=True).remove)
         stack.enter_context(isolated_random_state())
-        stack.enter_context(_evaluating(module))
+        stack.enter_context(evaluation_mode(module))
+        stack.enter_context(torch.no_grad())
         stack.enter_context(_uncompiled_calls())
         try:
             if isinstance(example, Mapping):
@@ -166,18 +168,6 @@ def _size(value: Any) -> str:
     if isinstance(value, Mapping):
         value = list(value.values())
     return f"[{', '.join(map(_size, value))}]" if isinstance(value, list | tuple) else type(value).__name__
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    modes: list[tuple[Any, bool]] = [(submodule, submodule.training) for submodule in module.modules()]
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for submodule, training in modes:
-            submodule.training = training
 
 
 def _uncompiled_calls() -> AbstractContextManager[Any]:

@@ -134,21 +134,23 @@ class TensorBoardLogger(FileLogger):
             warnings.warn("`log_graph=True`: the module has no `example_input_array` to follow.", stacklevel=2)
             return
         from paceline.data.transfer import to_device
+        from paceline.evaluation_mode import evaluation_mode
         from paceline.seed import isolated_random_state
 
         device = next((parameter.device for parameter in module.parameters()), None)
         example = module.example_input_array if device is None else to_device(module.example_input_array, device)
-        modes: list[tuple[Any, bool]] = [(submodule, submodule.training) for submodule in module.modules()]
         try:
             # Torch prints what it raises, and warns of what its tracing cannot see, which a picture need not have.
-            with isolated_random_state(), redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            with (
+                evaluation_mode(module),
+                isolated_random_state(),
+                redirect_stdout(io.StringIO()),
+                warnings.catch_warnings(),
+            ):
                 warnings.simplefilter("ignore")
                 self.experiment.add_graph(module, example)
         except Exception as error:  # a module that cannot be traced is no reason to end a run
             warnings.warn(f"`log_graph=True`: the module cannot be followed: {error}", stacklevel=2)
-        finally:
-            for submodule, training in modes:
-                submodule.training = training
 
     def save(self) -> None:
         """Write the events that wait in memory."""

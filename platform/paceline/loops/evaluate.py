@@ -12,6 +12,7 @@ from torch import nn
 
 from paceline.data.feed import Feed
 from paceline.errors import StopRun
+from paceline.evaluation_mode import evaluation_mode
 from paceline.loops.loaders import Loaders
 from paceline.loops.run import Run
 from paceline.loops.steps import module_step, transfer_call
@@ -115,11 +116,5 @@ def evaluating(module: nn.Module, inference: bool) -> Iterator[None]:
         module: the module.
         inference: tensors made inside will never take part in training, which is a little faster.
     """
-    modes: list[tuple[Any, bool]] = [(submodule, submodule.training) for submodule in module.modules()]
-    module.eval()
-    try:
-        with torch.inference_mode() if inference else torch.no_grad():
-            yield
-    finally:
-        for submodule, training in modes:
-            submodule.training = training
+    with evaluation_mode(module), torch.inference_mode() if inference else torch.no_grad():
+        yield
