@@ -50,13 +50,13 @@ def run_trial(function: Callable[..., dict[str, Any]], spec: RunSpec, address: s
         Exception: what the function raised, as Ray Tune hands it on.
     """
     # Here, so that a script which only might search does not import Ray.
-    from paceline.launch import group
-    from paceline.launch.actors import connect
+    from paceline.launch import warm
+    from paceline.launch.cluster import connect
     from paceline.launch.session import see_modules_of
 
     connect(address)
     # What a warm group of workers holds would be lacking for the trial.
-    group.close()
+    warm.close()
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     from ray import cloudpickle, tune

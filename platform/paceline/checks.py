@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -22,17 +23,29 @@ PRECISIONS = {
 
 
 def devices(value: Any) -> Any:
-    """A count, "auto", or a tuple of device ids, from all the ways in which people write them."""
-    allowed = 'Use a count such as 2, a list of ids such as [0, 1], -1 for all devices, or "auto".'
+    """A count, "auto", a list of device ids or a tuple of two bounds, from all the ways in which people write them."""
+    allowed = (
+        'Use a count such as 2, a list of ids such as [0, 1], two bounds such as (1, 4), -1 for all devices, or "auto".'
+    )
     if isinstance(value, str) and value != "auto":
+        bounds = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", value)
         parts = [part.strip() for part in value.split(",")]
-        if not all(part.lstrip("-").isdigit() for part in parts):
+        if bounds:
+            value = (int(bounds[1]), int(bounds[2]))
+        elif all(re.fullmatch(r"-?\d+", part) for part in parts):
+            value = int(parts[0]) if len(parts) == 1 else [int(part) for part in parts]
+        else:
             raise ValueError(f"`devices={value!r}` is no number of devices. {allowed}")
-        value = int(parts[0]) if len(parts) == 1 else [int(part) for part in parts]
+    if isinstance(value, tuple):
+        if len(value) != 2 or not all(type(bound) is int for bound in value) or not 1 <= value[0] <= value[1]:
+            raise ValueError(
+                f"`devices={value!r}`: a tuple holds the smallest and the largest number of workers, from 1. {allowed}"
+            )
+        return value if value[0] < value[1] else value[0]
     if isinstance(value, Sequence) and not isinstance(value, str):
         if not value or len(set(value)) != len(value) or not all(type(i) is int and i >= 0 for i in value):
             raise ValueError(f"`devices={list(value)!r}`: device ids are different ints from 0. {allowed}")
-        return tuple(value)
+        return list(value)
     if value != "auto" and (type(value) is not int or value == 0 or value < -1):
         raise ValueError(f"`devices={value!r}` runs on no device. {allowed}")
     return value
@@ -152,6 +165,37 @@ def combine_mode(value: Any) -> str:
             f"{nearest(str(value), modes)}"
         )
     return str(value)
+
+
+def resources(value: Any) -> dict[str, float] | None:
+    """What Ray sets aside for a worker: names such as "CPU", "GPU" or of the user's own, and how much of each."""
+    if value is None:
+        return None
+    allowed = 'Use amounts from 0 by name, at least one above 0, as in {"CPU": 2, "GPU": 1}.'
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise ArgumentTypeError(f"`resources_per_worker={value!r}` is no dict of resources. {allowed}")
+    amounts = [*value.values()]
+    if not all(isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n < math.inf for n in amounts):
+        raise ValueError(f"`resources_per_worker={dict(value)!r}` holds what is no amount. {allowed}")
+    for name, amount in value.items():
+        if name.lower() in ("cpu", "gpu") and not name.isupper():
+            raise ValueError(f"`resources_per_worker={dict(value)!r}`: Ray calls it {name.upper()!r}.")
+        if amount > 1 and amount != int(amount):
+            raise ValueError(f"`resources_per_worker={dict(value)!r}`: above 1, {name} is given in whole numbers.")
+    if not any(amounts):
+        raise ValueError(f"`resources_per_worker={dict(value)!r}` asks for nothing. {allowed}")
+    return {name: float(amount) for name, amount in value.items()}
+
+
+def seconds(name: str) -> BeforeValidator:
+    """A time in seconds; None passes, where a field allows it."""
+
+    def check(value: Any) -> Any:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
+            raise ValueError(f"`{name}={value!r}` must be a number of seconds from 0.")
+        return value
+
+    return BeforeValidator(check)
 
 
 def duration(value: Any) -> timedelta | None:

@@ -18,7 +18,7 @@ from paceline.old_arguments import translate
 
 ENVIRONMENT_PREFIX = "PACELINE_TRAINER_"
 
-Devices = int | Literal["auto"] | tuple[int, ...]
+Devices = int | Literal["auto"] | list[int] | tuple[int, int]
 
 
 # What `barebones` sets.
@@ -44,7 +44,12 @@ class TrainerConfig(BaseModel):
 
     accelerator: Any = Field("auto", description='"cpu", "gpu" or "cuda", "mps", or "auto" for the best one present.')
     devices: Annotated[Devices, BeforeValidator(checks.devices)] = Field(
-        "auto", description='Workers on each node: a count, a list of ids, -1 for all, "auto" for all GPUs or one CPU.'
+        "auto",
+        description='Workers on each node: a count, a list of ids, -1 for all, "auto" for all GPUs or one CPU; or two '
+        'bounds, (1, 4) or "1-4": as many workers as the cluster has room for, more or fewer as nodes come and go.',
+    )
+    num_nodes: Annotated[int, checks.at_least("num_nodes", 1)] = Field(
+        1, description="Nodes that each hold `devices` workers; 1: wherever there is room, on as few as possible."
     )
     strategy: Any = Field(
         "auto", description='"single_device", "ddp", a Strategy, or "auto": by the number of devices.'
@@ -151,6 +156,19 @@ class TrainerConfig(BaseModel):
     barebones: bool = Field(
         False, description="Switch off everything that costs time besides training, to measure with."
     )
+    resources_per_worker: Annotated[dict[str, float] | None, BeforeValidator(checks.resources)] = Field(
+        None,
+        description='What Ray sets aside for each worker, as in {"CPU": 4}; a CPU, and a GPU if used, by default.',
+    )
+    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = Field(
+        "PACK", description='How Ray places the workers of one run: "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD".'
+    )
+    start_timeout: Annotated[float, checks.seconds("start_timeout")] = Field(
+        600.0, description="Seconds to wait for the cluster to have room for the workers."
+    )
+    idle_timeout: Annotated[float, checks.seconds("idle_timeout")] = Field(
+        600.0, description="Seconds that workers are kept ready for the next entry point."
+    )
     max_failures: Annotated[int, checks.at_least("max_failures", 0)] = Field(
         3, description="How often a fit goes on from its restart checkpoint after a worker died."
     )
@@ -172,6 +190,7 @@ class TrainerConfig(BaseModel):
             raise ValueError(
                 f'`strategy="single_device"` runs on one device, not on `devices={self.devices}`. Use "ddp" or "auto".'
             )
+        self._placement_makes_sense()
         if self.check_val_every_n_epoch is None and not isinstance(self.val_check_interval, int):
             raise ValueError(
                 "`check_val_every_n_epoch=None` counts training batches across epochs: give their number as an int, "
@@ -184,6 +203,16 @@ class TrainerConfig(BaseModel):
                 argument = f"{conflicting[0]}={getattr(self, conflicting[0])!r}"
                 raise ValueError(f"`barebones=True` switches off what `{argument}` asks for: remove one of the two.")
         return self
+
+    def _placement_makes_sense(self) -> None:
+        if self.num_nodes > 1 and isinstance(self.devices, tuple):
+            raise ValueError(
+                f"`devices={self.devices}` lets the number of workers change with the cluster, which "
+                f"`num_nodes={self.num_nodes}` does not: leave `num_nodes` out, or give `devices` as one number."
+            )
+        if "placement_strategy" in self.model_fields_set and (self.num_nodes > 1 or isinstance(self.devices, tuple)):
+            other = f"num_nodes={self.num_nodes}" if self.num_nodes > 1 else f"devices={self.devices}"
+            raise ValueError(f"`placement_strategy` has no meaning with `{other}`, which says where workers are.")
 
     @property
     def root_dir(self) -> str:
@@ -252,11 +281,17 @@ def _from_environment() -> dict[str, Any]:
     for name in TrainerConfig.model_fields:
         text = os.environ.get(ENVIRONMENT_PREFIX + name.upper())
         if text:
-            try:
-                values[name] = ast.literal_eval(text)
-            except (ValueError, SyntaxError):
-                values[name] = text
+            values[name] = _literal(text)
     return values
+
+
+def _literal(text: str) -> Any:
+    """The Python value that is written, or the text: "0,1" is no tuple, for a list of ids is written so."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return text if isinstance(value, tuple) and not text.startswith("(") else value
 
 
 def _sentence(error: Any) -> str:

@@ -381,11 +381,16 @@ class Metrics:
         ]
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        """Go on from `state_dict`."""
+        """Go on from `state_dict`; a second call adds what another worker had."""
         for kept in state:
             hook, name, loader = kept["key"]
-            fields = {field: kept[field] for field in (*_KEPT, "total")}
-            self._entries[hook, name, loader] = _Entry(**fields, options=None)
+            entry = self._entries.get((hook, name, loader))
+            if entry is None:
+                fields = {field: kept[field] for field in (*_KEPT, "total")}
+                self._entries[hook, name, loader] = _Entry(**fields, options=None)
+            else:
+                entry.total = _added(entry.reduce, entry.total, float(kept["total"]), 1.0)
+                entry.weight += kept["weight"]
 
 
 _KEPT = (

@@ -106,6 +106,15 @@ class FitProgress:
             tally.begin_epoch()
         self.epoch.total.ready += 1
 
+    def drop_unfinished_group(self) -> int:
+        """Step back to before the batches whose gradients wait for others of their group; returns how many they are."""
+        batches = max(self.gathered, default=0)
+        self.gathered = [0] * len(self.gathered)
+        total = self.batch.total
+        for name in _NAMES:
+            setattr(total, name, getattr(total, name) - batches)
+        return batches
+
     def state_dict(self) -> dict[str, Any]:
         """The counts under the keys of a Lightning checkpoint's `loops/fit_loop`."""
         return {

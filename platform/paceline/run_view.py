@@ -312,14 +312,14 @@ class RunView(DataView, LoopView):
 
     @property
     def num_nodes(self) -> int:
-        """Nodes."""
-        return 1
+        """Nodes that share the workers evenly; 1 for any nodes."""
+        return self.config.num_nodes
 
     @property
     def device_ids(self) -> list[int]:
         """Indices of this node's devices, counted among those that it shows."""
         devices = self.config.devices
-        return list(devices) if isinstance(devices, tuple) else list(range(self.num_devices))
+        return list(devices) if isinstance(devices, list) else list(range(self.num_devices))
 
     @property
     def global_rank(self) -> int:

@@ -14,20 +14,20 @@ from paceline.callbacks.timer import Timer
 from paceline.checkpoint import CheckpointIO, storage
 from paceline.checkpoint.resolve import resolve
 from paceline.checkpoint.state import OWN_KEY, without_training
-from paceline.config import TrainerConfig, make_config, signature
+from paceline.config import make_config, signature
 from paceline.datamodule import DataModule
 from paceline.errors import ArgumentTypeError, MisconfigurationError
 from paceline.launch.choose import choose_launcher
 from paceline.launch.compiled import uncompiled
 from paceline.launch.spec import RunResult, RunSpec
 from paceline.launch.verify import verify
+from paceline.launch.world import choose_accelerator, count_workers
 from paceline.module import Module
 from paceline.plugins import sort_plugins
 from paceline.profilers import make_profiler
 from paceline.progress import FitProgress
 from paceline.run_view import RunView
 from paceline.seed import current_seed
-from paceline.strategies.accelerators import Accelerator, find_accelerator
 from paceline.strategies.precision import make_precision
 from paceline.strategies.registry import make_strategy
 
@@ -60,8 +60,8 @@ class Trainer(RunView):
     def __init__(self, **arguments: Any) -> None:
         config = make_config(arguments)
         address = config.address or os.environ.get("RAY_ADDRESS") or None
-        accelerator = find_accelerator(config.accelerator, anywhere=address is not None)
-        workers = _count_workers(config, accelerator)
+        accelerator = choose_accelerator(config, address)
+        workers = count_workers(config, accelerator, address)
         strategy = make_strategy(config.strategy, workers)
         plugins = sort_plugins(config.plugins)
         strategy.precision = plugins.precision or make_precision(config.precision, accelerator.name)
@@ -294,7 +294,6 @@ class Trainer(RunView):
             strategy=self._strategy,
             accelerator=self.accelerator,
             num_workers=self._num_workers,
-            num_nodes=1,
             run_key=self._run_key,
             seed=current_seed(),
             log_dir=self.log_dir,
@@ -315,7 +314,7 @@ class Trainer(RunView):
         status: recording.Status = "failed"
         try:
             result = self._launcher.launch(spec, self)
-            self._values = result.metrics
+            self._values, self._num_workers = result.metrics, result.num_workers
             self._num_batches |= result.num_batches
             if spec.fn == "fit":
                 self._checkpoint = result.checkpoint
@@ -349,9 +348,3 @@ class Trainer(RunView):
 
 def _sort_out(dataloaders: Any, datamodule: Any) -> tuple[Any, Any]:
     return (None, dataloaders) if isinstance(dataloaders, DataModule) else (dataloaders, datamodule)
-
-
-def _count_workers(config: TrainerConfig, accelerator: Accelerator) -> int:
-    if isinstance(config.devices, tuple):
-        return len(config.devices)
-    return max(accelerator.count(), 1) if config.devices in ("auto", -1) else int(config.devices)

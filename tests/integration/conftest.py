@@ -14,10 +14,10 @@ def local_ray() -> Iterator[Any]:
     """A Ray with two CPUs, ended after the last test."""
     import ray
 
-    from paceline.launch import group
+    from paceline.launch import warm
 
     assert "RAY_ADDRESS" not in os.environ
     ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="warning")
     yield ray
-    group.close()
+    warm.close()
     ray.shutdown()

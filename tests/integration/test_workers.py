@@ -153,17 +153,46 @@ def test_workers_import_only_what_a_run_needs(tmp_path: Path) -> None:
 
 
 def test_more_workers_than_this_machine_has_is_an_error_in_seconds(tmp_path: Path) -> None:
-    import paceline.launch.actors as actors
+    from paceline.launch import cluster
 
     # This session's Ray was started by the tests; it has as little to give as one that the trainer starts.
-    actors._started_here = True
+    cluster._started_here = True
     try:
         begin = time.monotonic()
         with pytest.raises(MisconfigurationError, match="Use fewer `devices`"):
             trainer(tmp_path, devices=64).test(tasks.IndexModule(), DataLoader(IndexData(5)))
         assert time.monotonic() - begin < 10
     finally:
-        actors._started_here = False
+        cluster._started_here = False
+
+
+def test_a_cluster_that_has_no_room_is_waited_for_and_then_an_error(tmp_path: Path) -> None:
+    waiting = trainer(tmp_path, devices=1, address="auto", resources_per_worker={"teapot": 2}, start_timeout=7)
+    with (
+        pytest.warns(UserWarning, match="Waiting for room for 1 workers. They need .*'teapot': 2.0.*'teapot': 0.0"),
+        pytest.raises(MisconfigurationError, match=r"no room for 1 workers after 7 s \(`start_timeout`\).*teapot"),
+    ):
+        waiting.test(tasks.IndexModule(), DataLoader(IndexData(5)))
+
+
+def test_idle_workers_end_after_a_while(tmp_path: Path) -> None:
+    module, runner = fit(tmp_path, callbacks=[tasks.Remembers(str(tmp_path))], idle_timeout=1.5)
+    pids = {int(path.name.split("-")[2]) for path in tmp_path.glob("fit-*")}
+    assert len(pids) == 2
+    assert all(map(_lives, pids))
+    time.sleep(1.0)
+    runner.test(module, tasks.loader(shuffle=False), verbose=False)  # which begins the time anew
+    time.sleep(1.0)
+    assert all(map(_lives, pids))
+    deadline = time.monotonic() + 20
+    while any(map(_lives, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _lives(pid: int) -> bool:
+    path = Path(f"/proc/{pid}/cmdline")
+    return path.exists() and b"ray::" in path.read_bytes()
 
 
 def test_another_cluster_than_the_one_this_process_is_in_is_refused(tmp_path: Path) -> None:

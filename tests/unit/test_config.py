@@ -50,6 +50,23 @@ LIMITS = ["limit_train_batches", "limit_val_batches", "limit_test_batches", "lim
         ({"devices": ""}, ["devices=''", '"auto"']),
         ({"devices": 1.0}, ["devices=1.0", '"auto"']),
         ({"devices": True}, ["devices=True", '"auto"']),
+        ({"devices": (0, 2)}, ["devices=(0, 2)", "smallest and the largest number of workers", "(1, 4)"]),
+        ({"devices": (3, 2)}, ["devices=(3, 2)", "smallest and the largest"]),
+        ({"devices": (1, 2, 3)}, ["devices=(1, 2, 3)", "smallest and the largest"]),
+        ({"devices": "4-2"}, ["devices=(4, 2)", "smallest and the largest"]),
+        ({"devices": (1, 4), "num_nodes": 2}, ["devices=(1, 4)", "num_nodes=2", "one number"]),
+        ({"devices": (1, 4), "placement_strategy": "SPREAD"}, ["placement_strategy", "devices=(1, 4)"]),
+        ({"num_nodes": 2, "placement_strategy": "PACK"}, ["placement_strategy", "num_nodes=2"]),
+        ({"num_nodes": 0}, ["num_nodes=0", "at least 1"]),
+        ({"placement_strategy": "pack"}, ["placement_strategy='pack'", "'PACK'", "'STRICT_SPREAD'"]),
+        ({"resources_per_worker": {}}, ["resources_per_worker={}", "asks for nothing", '{"CPU": 2, "GPU": 1}']),
+        ({"resources_per_worker": {"CPU": 0}}, ["asks for nothing"]),
+        ({"resources_per_worker": {"CPU": -1}}, ["what is no amount", "from 0"]),
+        ({"resources_per_worker": {"CPU": "2"}}, ["what is no amount"]),
+        ({"resources_per_worker": {"cpu": 2}}, ["Ray calls it 'CPU'"]),
+        ({"resources_per_worker": {"GPU": 1.5}}, ["GPU is given in whole numbers"]),
+        ({"start_timeout": -1}, ["start_timeout=-1", "seconds from 0"]),
+        ({"idle_timeout": "1h"}, ["idle_timeout='1h'", "seconds from 0"]),
         ({"accelerator": "cuba"}, ["accelerator='cuba'", "cpu", "Did you mean `cuda`?"]),
         ({"strategy": "dpp"}, ["strategy='dpp'", "single_device", "Did you mean `ddp`?"]),
         ({"strategy": DDPStrategy}, ["is not known", "a Strategy"]),
@@ -191,10 +208,19 @@ def test_all_wrong_arguments_are_named_together():
 
 @pytest.mark.parametrize(
     ("given", "workers"),
-    [(1, 1), (2, 2), ("2", 2), ([0, 1, 2], 3), ("0,1", 2), ((5,), 1), ("auto", 1), (-1, 1), ("-1", 1)],
-)
+    [
+        (1, 1), (2, 2), ("2", 2), ([0, 1, 2], 3), ("0,1", 2), ([5], 1), ("auto", 1), (-1, 1), ("-1", 1),
+        ((1, 3), 3), ("2-8", 8), (" 2 - 8 ", 8), ((2, 2), 2),
+    ],
+)  # fmt: skip
 def test_devices_are_written_in_many_ways(given, workers):
     assert Trainer(accelerator="cpu", devices=given, logger=False).num_devices == workers
+
+
+@pytest.mark.parametrize(("devices", "on_each"), [(3, 3), ([0, 1], 2), ("auto", 1)])
+def test_nodes_multiply_the_workers(devices, on_each):
+    trainer = Trainer(accelerator="cpu", devices=devices, num_nodes=4, logger=False)
+    assert (trainer.world_size, trainer.num_nodes, trainer.num_devices) == (4 * on_each, 4, on_each)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +357,9 @@ def test_loggers_are_none_one_or_several(logger, count):
         ("enable_progress_bar", "False", False),
         ("gradient_clip_algorithm", "value", "value"),
         ("gradient_clip_val", "None", None),
-        ("devices", "0,1", (0, 1)),
+        ("devices", "0,1", [0, 1]),
+        ("devices", "2-8", (2, 8)),
+        ("devices", "(2, 8)", (2, 8)),
         ("default_root_dir", "/somewhere/else", "/somewhere/else"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 import os
 import random
 import warnings
@@ -665,3 +666,39 @@ def test_containers_of_every_kind_are_brought_over():
     assert (packed.data.device, packed.batch_sizes.device.type) == (device, "cpu")  # as torch wants them
     assert to_device(Edge(torch.ones(1), torch.ones(1)), device).to.device == device
     assert to_device("text", device) == "text"
+
+
+def epochs_of_workers(length, batch_size, world, done, position, shuffle=True, drop_last=False):
+    """What each worker reads of an epoch from a position on, and how many batches it counts."""
+    loader = DataLoader(IndexData(length), batch_size=batch_size, shuffle=shuffle, drop_last=drop_last)
+    feeds = [Feed(loader, Placement(global_rank=rank, world_size=world), seed=1) for rank in range(world)]
+    read = [[samples(batch) for batch in feed.epoch(4, done, position)] for feed in feeds]
+    assert len({feed.end for feed in feeds}) == 1
+    return read, feeds[0].end
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (3, 2), (3, 1)])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_an_epoch_goes_on_with_another_number_of_workers(before, after, steps):
+    whole, _ = epochs_of_workers(61, 4, 1, 0, 0)
+    order = [index for batch in whole[0] for index in batch]
+    position = steps * before * 4
+    read, end = epochs_of_workers(61, 4, after, steps, position)
+    together = [index for step in zip(*read, strict=True) for worker in step for index in worker]
+    rest = order[position:]
+    assert set(together) == set(rest)
+    assert len(together) - len(rest) < after  # the last step of an epoch may lack a sample for a worker
+    assert end == steps + math.ceil(len(rest) / (4 * after))
+
+
+def test_the_limit_of_an_epoch_counts_from_where_another_number_of_workers_stopped():
+    loader = DataLoader(IndexData(96), batch_size=4)
+    feed = Feed(loader, Placement(world_size=3), seed=1, limit=6)  # 6 steps of 12 samples
+    assert [samples(batch) for batch in feed.epoch(0, 9, 36)] == [[36, 39, 42, 45], [48, 51, 54, 57], [60, 63, 66, 69]]
+    assert feed.end == 12
+
+
+def test_an_iterable_goes_on_with_another_number_of_workers_by_its_share():
+    feed = Feed(range(20), Placement(world_size=2), seed=1)
+    with pytest.warns(UserWarning, match="3 batches are skipped by reading them"):
+        assert list(feed.epoch(0, 6, 6)) == list(range(3, 20))

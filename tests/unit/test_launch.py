@@ -9,12 +9,14 @@ from tests.unit.models import Line, indexed, quiet_trainer
 from paceline.errors import MisconfigurationError
 
 
-def test_an_address_where_nobody_listens_is_an_error_at_once(tmp_path):
+@pytest.mark.parametrize("accelerator", ["auto", "cpu"])  # "auto" asks the cluster what it has
+def test_an_address_where_nobody_listens_is_an_error_at_once(tmp_path, accelerator):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-    trainer = quiet_trainer(tmp_path, max_epochs=1, devices=2, address=address)
     begin = time.monotonic()
     with pytest.raises(MisconfigurationError, match=f"address='{address}'"):
-        trainer.fit(Line(), indexed(2))
+        quiet_trainer(tmp_path, max_epochs=1, devices=2, address=address, accelerator=accelerator).fit(
+            Line(), indexed(2)
+        )
     assert time.monotonic() - begin < 8

@@ -12,7 +12,7 @@ from paceline.config import TrainerConfig
 from paceline.errors import MisconfigurationError
 from paceline.metrics import Metrics
 from paceline.progress import FitProgress
-from paceline.seed import random_state
+from paceline.seed import derive, isolated_random_state, random_state
 from paceline.strategies.base import Strategy
 
 VERSION = "0.1.0"
@@ -42,11 +42,16 @@ class Stateful(Protocol):
     looked_at: set[str]
     """Owners of states that were found to be loadable."""
     items_per_step: int
+    known_position: tuple[int, int]
     stop_requests: set[str]
     resumed_random_state: dict[str, Any] | None
     """To be set when the first batch is read, after everything that may draw random numbers before it."""
     epoch_random_state: dict[str, Any] | None
     """As the running epoch began."""
+
+    @property
+    def position(self) -> int:
+        """Items of the training data that all workers together have done with in this epoch."""
 
     def announce(self, hook: str, checkpoint: dict[str, Any]) -> None:
         """Let callbacks and module change the checkpoint."""
@@ -96,7 +101,8 @@ def capture(run: Stateful, weights_only: bool = False) -> dict[str, Any]:
         checkpoint[OWN_KEY] |= {
             "seed": run.seed,
             "workers": workers,
-            "position": run.progress.batches_in_epoch * run.items_per_step,
+            "position": run.position,
+            "items_per_step": run.items_per_step,
             "values": run.metrics.values.state_dict(),
             "stop_requests": sorted(run.stop_requests),
         }
@@ -173,17 +179,32 @@ def restore_training(run: Stateful, checkpoint: dict[str, Any], same_run: bool) 
     if "workers" in own:
         run.stop_requests = set(own["stop_requests"]) if same_run else set()
         run.metrics.values.load_state_dict(own["values"])
-        placement = run.strategy.placement
-        if len(own["workers"]) == placement.world_size:
-            mine = own["workers"][placement.global_rank]
-            run.metrics.load_state_dict(mine["metrics"])
-            for parameter, gradient in zip(run.module.parameters(), mine["gradients"], strict=False):
-                parameter.grad = gradient.to(parameter.device) if gradient is not None else None
-            run.resumed_random_state, run.epoch_random_state = mine["random"], mine["epoch_random"]
+        run.known_position = (run.progress.batches_in_epoch, own["position"])
+        if len(own["workers"]) == run.strategy.placement.world_size:
+            _restore_worker(run, own["workers"][run.strategy.placement.global_rank])
         else:
-            run.progress.gathered = [0] * len(
-                run.progress.gathered
-            )  # gradients of an unfinished group are each worker's own
+            _restore_on_other_workers(run, own)
+
+
+def _restore_worker(run: Stateful, mine: dict[str, Any]) -> None:
+    """Take up what was this worker's own."""
+    run.metrics.load_state_dict(mine["metrics"])
+    for parameter, gradient in zip(run.module.parameters(), mine["gradients"], strict=False):
+        parameter.grad = gradient.to(parameter.device) if gradient is not None else None
+    run.resumed_random_state, run.epoch_random_state = mine["random"], mine["epoch_random"]
+
+
+def _restore_on_other_workers(run: Stateful, own: dict[str, Any]) -> None:
+    """Share out among another number of workers what those before had."""
+    placement = run.strategy.placement
+    for theirs in own["workers"][placement.global_rank :: placement.world_size]:
+        run.metrics.load_state_dict(theirs["metrics"])
+    # The gradients of an unfinished group are those of other batches than these workers would read: it begins anew.
+    batches = run.progress.drop_unfinished_group()
+    run.known_position = (run.progress.batches_in_epoch, own["position"] - batches * own["items_per_step"])
+    # Random numbers of their own, which no worker has drawn before.
+    with isolated_random_state(derive(run.seed, placement.global_rank, run.progress.batch.total.processed)):
+        run.resumed_random_state = random_state()
 
 
 def portable(hparams: dict[str, Any]) -> dict[str, Any]:

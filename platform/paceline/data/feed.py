@@ -30,6 +30,7 @@ class Feed:
 
     Attributes:
         num_batches: batches in an epoch; infinity when unknown.
+        end: the same for the running epoch, which differs if it was begun on another number of workers.
         is_last: whether the batch that was given last ends the epoch.
         dataloader_idx: of the loader that it came from, where several are read one after the other.
 
@@ -60,7 +61,7 @@ class Feed:
         self.loader = training_structure(loader, mode) if training else loader
         self._source: Source
         if isinstance(self.loader, CombinedLoader):
-            self._source = CombinedSource(self.loader, open_one, share)
+            self._source = CombinedSource(self.loader, open_one, share, placement.world_size)
             self.num_batches = self._source.length
         else:
             self._source = open_one(self.loader)
@@ -70,6 +71,7 @@ class Feed:
             warnings.warn(
                 f"A {type(self.loader).__name__} has no batches: there is nothing to do for it.", stacklevel=3
             )
+        self.end = self.num_batches
         self.is_last = False
         self.dataloader_idx = 0
 
@@ -86,20 +88,36 @@ class Feed:
         """The indices in the data set of the samples in a batch of this epoch; None if they are unknown."""
         return self._source.samples_of(own_idx)
 
-    def epoch(self, epoch: int, done: int = 0) -> Iterator[Any]:
+    def epoch(self, epoch: int, done: int = 0, position: int | None = None) -> Iterator[Any]:
         """The batches of an epoch, without the first `done` of this worker.
 
         What has to be read to get there is read before this returns, so that the caller may set random state after it.
+
+        Args:
+            epoch: its index.
+            done: how many batches this worker counts already.
+            position: how many items all workers together have done with; by default those of `done` batches, which
+                is right unless some of them were read on another number of workers.
         """
-        self.is_last = done >= self.num_batches
+        position = done * self.items_per_step if position is None else position
+        self._expected = self.end = done + self._batches_after(position)
+        self.is_last = done >= self.end
         if self.is_last:
             return iter(())
-        batches, left = self._source.batches(epoch, done)
+        batches, left = self._source.batches(epoch, position)
         if left == math.inf:
             batches = self._one_ahead(batches, done)
         else:
-            batches = self._counted(batches, done, int(min(self.num_batches, done + left)))
+            self.end = int(min(self.end, done + left))
+            batches = self._counted(batches, done, self.end)
         return self._without_index(batches) if self._gives_pairs else batches
+
+    def _batches_after(self, position: int) -> float:
+        """This worker's batches of an epoch from a position on, going by the number of all."""
+        if self.num_batches == math.inf:
+            return math.inf
+        items = self.num_batches * self.items_per_step
+        return max(math.ceil((items - position) / self.items_per_step), 0)
 
     def _without_index(self, pairs: Iterator[Any]) -> Iterator[Any]:
         for batch, self.dataloader_idx in pairs:
@@ -122,7 +140,7 @@ class Feed:
         batch = next(batches, end)
         while batch is not end:
             count += 1
-            following = next(batches, end) if count < self.num_batches else end
+            following = next(batches, end) if count < self.end else end
             self.is_last = following is end
             yield batch
             batch = following
@@ -130,8 +148,8 @@ class Feed:
         self._warn_of_length(count)
 
     def _warn_of_length(self, count: int) -> None:
-        if count < self.num_batches < math.inf:
+        if count < self._expected < math.inf:
             warnings.warn(
-                f"A {type(self.loader).__name__} ended after {count} batches; its length said {self.num_batches}.",
+                f"A {type(self.loader).__name__} ended after {count} batches; its length said {self._expected}.",
                 stacklevel=2,
             )

@@ -40,8 +40,8 @@ class Source(Protocol):
     def index_in_data(self, own_idx: int) -> int:
         """The place among all workers' batches of this worker's `own_idx`-th, where whole batches are dealt out."""
 
-    def batches(self, epoch: int, done: int) -> tuple[Iterator[Any], float]:
-        """An epoch's batches but this worker's first `done`, and how many they are; infinity if that is unknown."""
+    def batches(self, epoch: int, start: int) -> tuple[Iterator[Any], float]:
+        """An epoch's batches for this worker from a position of all on, and how many; infinity if that is unknown."""
 
     def samples_of(self, own_idx: int) -> list[int] | None:
         """The indices of the samples in a batch given since `batches`; None if they are unknown."""
@@ -72,7 +72,6 @@ class LoaderSource:
         # A subclass with an `__iter__` of its own need not give the batches that its sampler deals out.
         self._is_stock = type(loader).__iter__ is DataLoader.__iter__
         self._is_batched = loader.batch_sampler is not None
-        self._first = 0
         self._seed = derive(seed, placement.global_rank)
         sized = self._sampler.is_sized
         self.length: float = len(self._sampler) if sized else math.inf
@@ -97,19 +96,17 @@ class LoaderSource:
     def samples_of(self, own_idx: int) -> list[int] | None:
         """The indices that the sampler dealt out."""
         dealt = self._sampler.dealt
-        return list(dealt[own_idx - self._first]) if dealt is not None and self._is_batched else None
+        return list(dealt[own_idx]) if dealt is not None and self._is_batched else None
 
-    def batches(self, epoch: int, done: int) -> tuple[Iterator[Any], float]:
-        """The batches of an epoch but the first `done`, which are not read."""
-        skipped = done if self._is_stock else 0
-        self._first = skipped
-        count = self._sampler.begin(epoch, skipped * self.items_per_step)
+    def batches(self, epoch: int, start: int) -> tuple[Iterator[Any], float]:
+        """The batches of an epoch from a position on; what comes before is not read."""
+        count = self._sampler.begin(epoch, start if self._is_stock else 0)
         # Loading processes are seeded from this generator, never from the one that training draws from.
         assert self._loader.generator is not None
         self._loader.generator.manual_seed(derive(self._seed, epoch))
         batches: Iterator[Any] = iter(self._loader)
         if not self._is_stock:
-            return _read_forward(batches, done, self._loader), math.inf
+            return _read_forward(batches, start // self.items_per_step, self._loader), math.inf
         if count < math.inf:
             # Called only if it is asked for more before all that are counted have come.
             batches = itertools.chain(batches, map(_ended_early, [self._loader]))
@@ -119,11 +116,11 @@ class LoaderSource:
 class IterableSource:
     """Any iterable: its order and its share for this worker are the user's."""
 
-    items_per_step = 1
-
     def __init__(self, iterable: Any, placement: Placement, seed: int) -> None:
         self._iterable = iterable
         self._seed = derive(seed, placement.global_rank)
+        # Each worker reads a batch of its own, as far as anybody knows.
+        self.items_per_step = placement.world_size
         if isinstance(iterable, DataLoader):
             # A copy with a generator of its own, from which loading processes are seeded: not from that of training.
             self._iterable = copy.copy(iterable)
@@ -144,12 +141,12 @@ class IterableSource:
         """Nothing is known of them."""
         return None
 
-    def batches(self, epoch: int, done: int) -> tuple[Iterator[Any], float]:
-        """The batches of an epoch; the first `done` are read and passed over."""
+    def batches(self, epoch: int, start: int) -> tuple[Iterator[Any], float]:
+        """The batches of an epoch; this worker's share of those before a position are read and passed over."""
         if isinstance(self._iterable, DataLoader):
             assert self._iterable.generator is not None
             self._iterable.generator.manual_seed(derive(self._seed, epoch))
-        return _read_forward(iter(self._iterable), done, self._iterable), math.inf
+        return _read_forward(iter(self._iterable), start // self.items_per_step, self._iterable), math.inf
 
 
 class CombinedSource:
@@ -159,14 +156,18 @@ class CombinedSource:
         combined: what is read, and how.
         open_member: gives the source of one loader.
         share: how many batches of one source this worker reads in one reading.
+        num_workers: its members have positions of their own; together they count the steps of each worker.
     """
 
-    items_per_step = 1  # its members have positions of their own; together they count in steps
-
     def __init__(
-        self, combined: CombinedLoader, open_member: Callable[[Any], Source], share: Callable[[Source], float]
+        self,
+        combined: CombinedLoader,
+        open_member: Callable[[Any], Source],
+        share: Callable[[Source], float],
+        num_workers: int,
     ) -> None:
         self._combined = combined
+        self.items_per_step = num_workers
         self._sources = [open_member(loader) for loader in combined.flattened]
         self._lengths = [share(source) for source in self._sources]
         self.length = combined_length(self._members(0), combined.mode)
@@ -184,8 +185,15 @@ class CombinedSource:
         """They are of several data sets."""
         return None
 
-    def batches(self, epoch: int, done: int) -> tuple[Iterator[Any], float]:
-        """The steps of an epoch but the first `done`; in "sequential" mode pairs of a batch and its loader's index."""
+    def batches(self, epoch: int, start: int) -> tuple[Iterator[Any], float]:
+        """The steps of an epoch from a position on; in "sequential" mode pairs of a batch and its loader's index."""
+        done, rest = divmod(start, self.items_per_step)
+        if rest:
+            warnings.warn(
+                f"Several loaders go on at step {done} of {self.items_per_step} workers; on as many as before they "
+                f"would be {rest} batches further, which are read again.",
+                stacklevel=3,
+            )
         members = self._members(epoch)
         for member, loader in zip(members, self._combined.flattened, strict=True):
             if done and not member.is_exact:
@@ -232,7 +240,7 @@ def _ended_early(loader: Any) -> NoReturn:
 
 def _reading(source: Source, epoch: int, length: float, reading: int, start: int) -> Iterator[Any]:
     # Each time that a member starts over in an epoch, its order is another one.
-    batches, _ = source.batches(derive(epoch, reading) if reading else epoch, start)
+    batches, _ = source.batches(derive(epoch, reading) if reading else epoch, start * source.items_per_step)
     return batches if length == math.inf else itertools.islice(batches, int(length) - start)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,17 @@ class Worker:
         try:
             return worker.run(spec, self._placement, self._link)
         except BaseException as error:  # whatever it is, the driver raises it
-            return _failure(rank, error)
+            failure = _failure(rank, error)
+            self._leave()
+            return failure
+
+    def _leave(self) -> None:
+        """Break the connections, so that no other worker waits for this one: they fail at once, and clean up."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            with suppress(Exception):
+                dist.distributed_c10d._abort_process_group()
 
 
 def _failure(rank: int, error: BaseException) -> Failure:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
+import signal
 from typing import Any
-
-import ray
 
 from paceline.callbacks.progress_bar import Display
 from paceline.checkpoint import storage
 from paceline.checkpoint.resolve import newest
-from paceline.errors import MisconfigurationError, WorkerDiedError
-from paceline.launch import group as groups
+from paceline.errors import WorkerDiedError
+from paceline.launch import warm
+from paceline.launch.cluster import connect
+from paceline.launch.group import Shape, WorkerGroup
 from paceline.launch.signals import stop_on_signals
 from paceline.launch.spec import RunResult, RunSpec
+from paceline.loops.link import RESIZE
 from paceline.loops.predict import in_data_order
-
-_KNOCK_S = 5.0
 
 
 class ActorLauncher:
@@ -37,89 +36,85 @@ class ActorLauncher:
             WorkerDiedError: workers died more often than that.
             BaseException: the first failing worker's own error.
         """
-        can_grow = connect(self._address)
+        connect(self._address)
         display = Display()
+        group: WorkerGroup | None = None
         try:
-            while True:
-                group = groups.acquire(spec, can_grow)
-                try:
-                    with stop_on_signals(group.ask_to_stop):
-                        results = group.run(spec, display)
-                except WorkerDiedError as death:
-                    groups.discard(group)
-                    if spec.attempt >= spec.config.max_failures:
-                        raise
-                    spec = _next_attempt(spec, death, display)
-                    continue
-                except BaseException:
-                    groups.discard(group)
-                    raise
-                if not group.is_usable:
-                    groups.discard(group)
-                return _merge(results, spec)
+            group = warm.acquire(_shape(spec), spec.config.start_timeout)
+            results, spec = _run_to_the_end(group, spec, display)
+        except BaseException:
+            if group is not None:
+                warm.discard(group)
+            raise
         finally:
             display.close()
+        if group.is_usable:
+            warm.keep(group, spec.config.idle_timeout)
+        else:
+            warm.discard(group)
+        return _merge(results, spec)
 
     def close(self) -> None:
         """End the workers."""
-        groups.close()
+        warm.close()
 
 
-# Whether this process started a Ray of this machine, which has what it has.
-_started_here = False
+def _shape(spec: RunSpec) -> Shape:
+    config, accelerator = spec.config, spec.accelerator
+    resources = accelerator.ray_resources | (config.resources_per_worker or {})
+    bounds = config.devices if isinstance(config.devices, tuple) else (spec.num_workers, spec.num_workers)
+    return Shape(
+        *bounds, config.num_nodes, tuple(sorted(resources.items())), config.placement_strategy, accelerator.backend
+    )
 
 
-def connect(address: str | None) -> bool:
-    """Join the cluster, or start a Ray of this machine; nothing if this process is in one already.
+def _run_to_the_end(group: WorkerGroup, spec: RunSpec, display: Display) -> tuple[list[RunResult], RunSpec]:
+    """The results in rank order, and the attempt that they are of."""
+    signum = 0
 
-    Returns:
-        Whether the cluster may grow.
+    def ask_to_stop(given: int) -> None:
+        nonlocal signum
+        signum = given
 
-    Raises:
-        MisconfigurationError: no cluster answers at the address.
-    """
-    global _started_here
-    if ray.is_initialized():
-        joined = ray.get_runtime_context().gcs_address
-        if address is not None and ":" in address and address not in (joined, f"ray://{joined}"):
-            raise MisconfigurationError(
-                f"`address={address!r}`: this process is in the Ray cluster at {joined} already. Leave it by "
-                "`ray.shutdown()`, or leave `address` out."
-            )
-        return not _started_here
-    quiet: dict[str, Any] = {"log_to_driver": True, "logging_level": "warning"}
-    if address is None:
-        # "local", for without an address Ray joins whatever it was that somebody last started on this machine.
-        ray.init(address="local", include_dashboard=False, **quiet)
-        _started_here = True
-        return False
-    try:
-        _knock(address)
-        ray.init(address=address, **quiet)
-    except OSError as error:
-        raise MisconfigurationError(f"No Ray cluster answers at `address={address!r}`: {error}") from error
-    _started_here = False
-    return True
+    while True:
+        death: WorkerDiedError | None = None
+        results: list[RunResult] = []
+        with stop_on_signals(ask_to_stop):
+            try:
+                results = group.run(spec, display, lambda: signum)
+            except WorkerDiedError as error:
+                death = error
+        if death is None and results[0].stopped_by != RESIZE:
+            return results, spec
+        if signum:
+            raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
+        if death is not None and spec.failures >= spec.config.max_failures:
+            raise death
+        spec, path = _next_attempt(spec, death)
+        size = group.size
+        group.renew()
+        display.tell(_why_again(spec, path, death, size, group.size))
 
 
-def _knock(address: str) -> None:
-    """See whether anybody listens at host:port; Ray itself would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
-
-
-def _next_attempt(spec: RunSpec, death: WorkerDiedError, display: Display) -> RunSpec:
+def _next_attempt(spec: RunSpec, death: WorkerDiedError | None) -> tuple[RunSpec, str | None]:
+    """What runs next, and the file that it goes on from; None for the beginning."""
     path = newest(storage.find(f"{spec.restart_dir}/*.ckpt")) if spec.fn == "fit" else None
-    attempt = spec.attempt + 1
-    where = f"from {path}" if path else "from the beginning" if spec.ckpt_path is None else f"from {spec.ckpt_path}"
-    display.tell(f"{death} Restart {attempt} of at most {spec.config.max_failures}, {where}.")
-    return dataclasses.replace(
+    following = dataclasses.replace(
         spec,
-        attempt=attempt,
+        attempt=spec.attempt + 1,
+        failures=spec.failures + (death is not None),
         ckpt_path=path or spec.ckpt_path,
         checkpoint=None if path else spec.checkpoint,
     )
+    return following, following.ckpt_path
+
+
+def _why_again(spec: RunSpec, path: str | None, death: WorkerDiedError | None, before: int, now: int) -> str:
+    size = f"with {now} workers instead of {before}, " if now != before else ""
+    where = f"from {path}" if path else "from the beginning"
+    if death is None:
+        return f"There is room for more workers: the run goes on {size}{where}."
+    return f"{death} Restart {spec.failures} of at most {spec.config.max_failures}, {size}{where}."
 
 
 def _merge(results: list[RunResult], spec: RunSpec) -> RunResult:

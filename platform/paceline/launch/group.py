@@ -1,100 +1,157 @@
-"""WorkerGroup: actors with one process group, in one placement group, that carry out one run after the other."""
+"""WorkerGroup: actors with one process group that carry out one run after the other."""
 
 from __future__ import annotations
 
-import atexit
 import sys
 import time
-import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, WorkerCrashedError
-from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from paceline.errors import MisconfigurationError, WorkerDiedError
 from paceline.launch.actor import Failure, Worker
+from paceline.launch.reservation import Bundle, Reservation
 from paceline.launch.session import Session
+from paceline.loops.link import RESIZE
 
 if TYPE_CHECKING:
     from paceline.callbacks.progress_bar import Display
     from paceline.launch.spec import RunResult, RunSpec
 
 _POLL_S = 0.2
-_SAY_WAITING_EVERY_S = 30.0
+_LOOK_FOR_ROOM_EVERY_S = 2.0
 # How long to wait, after a worker reported a broken connection, for news of the death that broke it.
 _DEATH_NEWS_S = 10.0
+# How long the other workers have, after one has failed, to run their `teardown`.
+_UNWIND_S = 5.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a group is made of; a group that is ready serves every run of its shape.
+
+    Attributes:
+        smallest: number of workers.
+        largest: the same number, or one up to which the group may grow.
+        num_nodes: nodes that share them evenly; 1 for any nodes.
+        resources: what Ray sets aside for each, as pairs.
+        strategy: how Ray places them.
+        backend: of the process group.
+    """
+
+    smallest: int
+    largest: int
+    num_nodes: int
+    resources: tuple[tuple[str, float], ...]
+    strategy: str
+    backend: str
 
 
 class WorkerGroup:
     """A number of workers, ready to run.
 
     Args:
-        num_workers: how many.
-        resources: what Ray sets aside for each, such as {"CPU": 1}.
-        backend: of the process group.
-        can_grow: whether the cluster may have more to give later, so that waiting for it makes sense.
+        shape: what it is made of.
+        timeout_s: how long to wait for room.
 
     Attributes:
         is_usable: False once a run has left the workers at different places.
 
     Raises:
-        MisconfigurationError: this machine's Ray has not so much to give.
+        MisconfigurationError: there is no room for the workers.
     """
 
-    def __init__(self, num_workers: int, resources: dict[str, float], backend: str, can_grow: bool) -> None:
-        self.shape = (num_workers, tuple(sorted(resources.items())), backend)
+    def __init__(self, shape: Shape, timeout_s: float) -> None:
+        self.shape = shape
         self.is_usable = True
+        self._timeout_s = timeout_s
+        self._workers: list[Any] = []
+        self._session: Any = None
+        self._reservation = Reservation(
+            shape.smallest, shape.largest, shape.num_nodes, dict(shape.resources), shape.strategy
+        )
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def size(self) -> int:
+        """How many workers there are now."""
+        return len(self._workers)
+
+    def renew(self) -> None:
+        """New workers in the room that there is now: for those that are gone, or since there is more room."""
+        self._end_actors()
+        self._reservation.look_for_dead_nodes()
+        self._start()
+        self.is_usable = True
+
+    def _start(self) -> None:
         here = ray.get_runtime_context().get_node_id()
         self._session = (
             ray.remote(Session)
             .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False))
             .remote()
         )
-        self._placement_group = placement_group([resources] * num_workers, strategy="PACK")
-        try:
-            _wait_for(self._placement_group, num_workers, resources, can_grow)
-            self._workers = self._start(num_workers, resources, backend)
-        except BaseException:
-            self.close()
-            raise
+        while True:
+            bundles = self._reservation.wait(self._timeout_s)
+            self._workers = [self._start_worker(bundle) for bundle in bundles]
+            try:
+                self._form()
+            except (RayActorError, WorkerCrashedError) as error:
+                if set(bundles) <= set(self._reservation.there()):
+                    raise WorkerDiedError("A worker died while it started.") from error
+                self._end_workers()  # its node was gone already, which was not known yet
+            else:
+                return
 
-    def _start(self, num_workers: int, resources: dict[str, float], backend: str) -> list[Any]:
+    def _start_worker(self, bundle: Bundle) -> Any:
+        resources = dict(self.shape.resources)
+        options = {"num_cpus": resources.pop("CPU", 0), "num_gpus": resources.pop("GPU", 0)}
+        if "memory" in resources:
+            options["memory"] = resources.pop("memory")
+        return (
+            ray.remote(Worker)
+            .options(
+                **options,
+                resources={name: amount for name, amount in resources.items() if amount},
+                scheduling_strategy=PlacementGroupSchedulingStrategy(bundle.group, bundle.index),
+            )
+            .remote(self._session)
+        )
+
+    def _form(self) -> None:
+        """Rank the workers by node, and let them form their process group."""
         from paceline.strategies.base import Placement
 
-        actor = ray.remote(Worker)
-        workers = [
-            actor.options(
-                num_cpus=resources.get("CPU", 0),
-                num_gpus=resources.get("GPU", 0),
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement_group, index),
-            ).remote(self._session)
-            for index in range(num_workers)
-        ]
-        self._workers = workers
-        places = ray.get([worker.where.remote(sys.path) for worker in workers])
+        places = ray.get([worker.where.remote(sys.path) for worker in self._workers])
         nodes = list(dict.fromkeys(node for node, _ in places))
-        order = sorted(range(num_workers), key=lambda index: nodes.index(places[index][0]))
-        workers = [workers[index] for index in order]
-        host = places[order[0]][1]
-        port = ray.get(workers[0].open_store.remote(host, num_workers)) if num_workers > 1 else 0
+        order = sorted(range(self.size), key=lambda index: nodes.index(places[index][0]))
+        self._workers = [self._workers[index] for index in order]
+        places = [places[index] for index in order]
+        host = places[0][1]
+        port = ray.get(self._workers[0].open_store.remote(host, self.size)) if self.size > 1 else 0
         seen: dict[str, int] = {}
         joining = []
-        for rank, index in enumerate(order):
-            node = places[index][0]
+        for rank, (worker, (node, _)) in enumerate(zip(self._workers, places, strict=True)):
             local_rank = seen[node] = seen.get(node, -1) + 1
-            place = Placement(rank, local_rank, nodes.index(node), num_workers, len(nodes))
-            joining.append(workers[rank].join.remote(place, host, port, backend))
+            place = Placement(rank, local_rank, nodes.index(node), self.size, len(nodes))
+            joining.append(worker.join.remote(place, host, port, self.shape.backend))
         ray.get(joining)
-        return workers
 
-    def ask_to_stop(self, signum: int) -> None:
-        """Let the workers end their batch, save and return."""
-        self._session.ask_to_stop.remote(signum)
-
-    def run(self, spec: RunSpec, display: Display) -> list[RunResult]:
+    def run(self, spec: RunSpec, display: Display, asked_to_stop: Callable[[], int]) -> list[RunResult]:
         """Run `spec` on all workers; their results in rank order.
+
+        Args:
+            spec: the run.
+            display: shows what the workers say.
+            asked_to_stop: the signal that asks the run to end; 0 while there is none.
 
         Raises:
             WorkerDiedError: a worker's process ended.
@@ -104,14 +161,16 @@ class WorkerGroup:
             ray.get(self._session.begin.remote())
         except RayActorError as error:
             raise WorkerDiedError("The session actor died.") from error
-        shipped = _ship(spec)
+        shipped = _ship(replace(spec, num_workers=self.size))
         pending = {worker.run.remote(shipped): rank for rank, worker in enumerate(self._workers)}
         results: dict[int, RunResult] = {}
+        stop = _Stop(self._session, asked_to_stop, self._has_more_room if spec.fn == "fit" else None)
         broken: Failure | None = None
         give_up_s = 0.0
         while pending:
             done, _ = ray.wait(list(pending), timeout=_POLL_S)
             self._relay(display)
+            stop.pass_on()
             for ref in done:
                 rank = pending.pop(ref)
                 outcome = _outcome(ref, rank)
@@ -122,6 +181,9 @@ class WorkerGroup:
                         self.is_usable = False
                         return [outcome]
                 elif not outcome.is_connection:
+                    # The failed worker has left the process group, which ends whatever the others wait for.
+                    ray.wait(list(pending), num_returns=len(pending), timeout=_UNWIND_S) if pending else None
+                    self._relay(display)
                     _raise(outcome)
                 elif broken is None:
                     broken, give_up_s = outcome, time.monotonic() + _DEATH_NEWS_S
@@ -130,6 +192,9 @@ class WorkerGroup:
         ray.get(self._session.flush.remote())
         self._relay(display)
         return [results[rank] for rank in sorted(results)]
+
+    def _has_more_room(self) -> bool:
+        return self._reservation.is_elastic and len(self._reservation.there()) > self.size
 
     def _relay(self, display: Display) -> None:
         try:
@@ -144,11 +209,48 @@ class WorkerGroup:
 
     def close(self) -> None:
         """End the workers and give back what was set aside for them."""
-        if not ray.is_initialized():
-            return
-        for actor in (*getattr(self, "_workers", ()), self._session):
-            ray.kill(actor, no_restart=True)
-        remove_placement_group(self._placement_group)
+        if ray.is_initialized():
+            self._end_actors()
+            self._reservation.close()
+
+    def _end_actors(self) -> None:
+        self._end_workers()
+        if self._session is not None:
+            ray.kill(self._session, no_restart=True)
+
+    def _end_workers(self) -> None:
+        for worker in self._workers:
+            ray.kill(worker, no_restart=True)
+        self._workers = []
+
+
+class _Stop:
+    """Passes a request to stop on to the workers: that of a signal, or one to begin again with more workers."""
+
+    def __init__(self, session: Any, asked: Callable[[], int], has_more_room: Callable[[], bool] | None) -> None:
+        self._session = session
+        self._asked = asked
+        self._has_more_room = has_more_room
+        self._passed_on = 0
+        self._had_room = False
+        self._look_at_s = time.monotonic() + _LOOK_FOR_ROOM_EVERY_S
+
+    def pass_on(self) -> None:
+        """Look, and tell the workers of what is new."""
+        signum = self._asked()
+        if signum == 0 and self._passed_on == 0 and self._is_to_grow():
+            signum = RESIZE
+        if signum > self._passed_on:
+            self._passed_on = signum
+            self._session.ask_to_stop.remote(signum)
+
+    def _is_to_grow(self) -> bool:
+        """Whether there has been more room at two looks: nodes often come several at a time."""
+        if self._has_more_room is None or time.monotonic() < self._look_at_s:
+            return False
+        self._look_at_s = time.monotonic() + _LOOK_FOR_ROOM_EVERY_S
+        had_room, self._had_room = self._had_room, self._has_more_room()
+        return had_room and self._had_room
 
 
 def _ship(spec: RunSpec) -> Any:
@@ -189,58 +291,3 @@ def _raise(failure: Failure) -> None:
         raise RuntimeError(f"Worker {failure.rank} failed with an error that cannot leave it.{note}")
     failure.error.add_note(note)
     raise failure.error
-
-
-def _wait_for(group: Any, num_workers: int, resources: dict[str, float], can_grow: bool) -> None:
-    begin = time.monotonic()
-    while not group.wait(timeout_seconds=1.0 if time.monotonic() - begin < 2 else _SAY_WAITING_EVERY_S):
-        total = ray.cluster_resources()
-        lacking = {name: n * num_workers for name, n in resources.items() if total.get(name, 0) < n * num_workers}
-        if not lacking:
-            warnings.warn(f"Waiting for {num_workers} x {resources}, which others in the cluster hold.", stacklevel=2)
-        elif not can_grow:
-            raise MisconfigurationError(
-                f"{num_workers} workers with {resources} each need {lacking}, and this machine's Ray has "
-                f"{ {name: total.get(name, 0) for name in lacking} }. Use fewer `devices`."
-            )
-        else:
-            warnings.warn(f"Waiting for the cluster to grow: {lacking} needed.", stacklevel=2)
-
-
-# One group is kept ready per process. Another trainer of the same shape takes it over; of another shape, ends it: what
-# an idle group holds would otherwise be lacking for the next.
-_warm: WorkerGroup | None = None
-
-
-def acquire(spec: RunSpec, can_grow: bool) -> WorkerGroup:
-    """The group that is ready, if it fits; else a new one.
-
-    Args:
-        spec: the run that needs it.
-        can_grow: whether the cluster may have more to give later.
-    """
-    global _warm
-    resources = spec.accelerator.ray_resources
-    backend = spec.accelerator.backend
-    if _warm is not None and _warm.shape != (spec.num_workers, tuple(sorted(resources.items())), backend):
-        close()
-    if _warm is None:
-        _warm = WorkerGroup(spec.num_workers, resources, backend, can_grow)
-    return _warm
-
-
-def discard(group: WorkerGroup) -> None:
-    """End a group whose state nobody knows."""
-    global _warm
-    if _warm is group:
-        _warm = None
-    group.close()
-
-
-def close() -> None:
-    """End the group that is kept ready."""
-    if _warm is not None:
-        discard(_warm)
-
-
-atexit.register(close)

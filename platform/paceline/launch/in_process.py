@@ -42,7 +42,7 @@ class InProcessLauncher:
     def launch(self, spec: RunSpec, trainer: Any) -> RunResult:
         """Run `spec`; hooks see the driver's own trainer."""
         devices = spec.config.devices
-        device_index = devices[0] if isinstance(devices, tuple) else 0
+        device_index = devices[0] if isinstance(devices, list) else 0
         display = Display()
         link = LocalLink(display)
         try:

@@ -43,7 +43,7 @@ class Session:
             recorder.forget()
 
     async def ask_to_stop(self, signum: int) -> None:
-        """Let the workers know of a signal."""
+        """Let the workers know of a signal, or of RESIZE."""
         self._signum = signum
         self._changed.set()
 

@@ -26,13 +26,14 @@ class RunSpec:
         fn: "fit", "validate", "test" or "predict".
         trainer_class: makes the trainer that hooks see in a worker; never the driver's object.
         loaders: given training loader, and given evaluation loaders; None where data module or module has them.
-        num_workers: workers on all nodes together.
+        num_workers: workers on all nodes together; the largest number, where it may change.
         run_key: names the run in checkpoints and loggers.
         log_dir: folder or URL of the run's files.
         restart_dir: folder or URL of the run's restart checkpoints.
         checkpoint: the state that an earlier fit of this trainer ended with, to go on from.
         ckpt_path: a checkpoint to go on from.
-        attempt: how often this run was restarted after a worker's death.
+        attempt: how often this run was started again, after a worker's death or with another number of workers.
+        failures: how often after a death.
         return_predictions: whether predictions come back.
         loop: the entry point's loop, of which each worker connects a copy.
         profiler: measures what takes how long; None for nothing.
@@ -53,7 +54,6 @@ class RunSpec:
     strategy: Strategy
     accelerator: Accelerator
     num_workers: int
-    num_nodes: int
     run_key: str
     seed: int
     log_dir: str
@@ -66,6 +66,7 @@ class RunSpec:
     checkpoint: dict[str, Any] | None = None
     ckpt_path: str | None = None
     attempt: int = 0
+    failures: int = 0
     return_predictions: bool = True
 
 
@@ -80,7 +81,8 @@ class RunResult:
         predictions: of predict: from a worker its own, per loader, each with its place in the data; from a launcher
             all of them, per loader, in the order of the data.
         num_batches: batches of each kind of loader.
-        stopped_by: the signal that ended the run early; 0 for none.
+        stopped_by: the signal that ended the run early, or RESIZE; 0 for none.
+        num_workers: how many workers there were.
     """
 
     checkpoint: dict[str, Any] = field(default_factory=dict)
@@ -89,6 +91,7 @@ class RunResult:
     predictions: Any = None
     num_batches: dict[str, list[float]] = field(default_factory=dict)
     stopped_by: int = 0
+    num_workers: int = 1
 
     def give_back(self, spec: RunSpec) -> None:
         """Put what workers elsewhere have come to into the driver's own module, data module and callbacks."""

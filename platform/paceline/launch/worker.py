@@ -17,7 +17,7 @@ from paceline.errors import StopRun
 from paceline.hooks import Hooks, overridden
 from paceline.launch.spec import RunResult, RunSpec
 from paceline.launch.torch_settings import anomaly_detection, torch_settings
-from paceline.loops.link import Link
+from paceline.loops.link import RESIZE, Link
 from paceline.loops.loaders import Loaders
 from paceline.loops.optimizers import parse_optimizers
 from paceline.loops.run import Run
@@ -60,10 +60,11 @@ def run(spec: RunSpec, placement: Placement, link: Link, trainer: Any = None, de
             result = _carry_out(spec, live)
         except StopRun as stop:
             # A whole batch has ended and the state is saved: this is an end, if an early one.
-            _tell_exception(live, _STOP_EXCEPTIONS[stop.signum]())
             result = RunResult(stopped_by=stop.signum)
-            if spec.fn == "fit":
-                result.checkpoint = state.capture(live)
+            if stop.signum != RESIZE:
+                _tell_exception(live, _STOP_EXCEPTIONS[stop.signum]())
+                if spec.fn == "fit":
+                    result.checkpoint = state.capture(live)
         except BaseException as error:
             _tell_exception(live, error)
             raise
@@ -71,6 +72,7 @@ def run(spec: RunSpec, placement: Placement, link: Link, trainer: Any = None, de
             live.state.status = "finished"
         live.writer.wait()
     result.metrics, result.num_batches = live.metrics.values, live.num_batches
+    result.num_workers = placement.world_size
     return result
 
 

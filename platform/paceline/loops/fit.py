@@ -113,6 +113,7 @@ class FitLoop:
         if epoch.ready == epoch.completed:
             self.reload_training_data()
             self.progress.begin_epoch()
+            self.run_parts.known_position = (0, 0)
             self.take_up_random_state()
             self.run_parts.epoch_random_state = random_state()
         elif self.run_parts.epoch_random_state is not None:
@@ -133,7 +134,7 @@ class FitLoop:
         """The batches of this epoch that are still to be trained on."""
         self._skip_rest = False
         done = self.progress.batches_in_epoch
-        batches = self.feed.epoch(self.progress.current_epoch, done)
+        batches = self.feed.epoch(self.progress.current_epoch, done, self.run_parts.position)
         if self.run_parts.profiler is not None:
             batches = _each_fetch_measured(batches, self.run_parts)
         self.take_up_random_state()
@@ -229,7 +230,7 @@ class FitLoop:
     def group_size(self, batch_idx: int) -> int:
         """How many batches make the optimizer step that this batch takes part in: fewer at an epoch's end."""
         group = self.accumulate_grad_batches
-        left = self.feed.num_batches - batch_idx // group * group
+        left = self.feed.end - batch_idx // group * group
         return group if left == math.inf else min(group, int(left))
 
     def validate(self) -> None:

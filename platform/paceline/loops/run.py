@@ -32,11 +32,13 @@ class Run:
     Attributes:
         run_key: names the run in checkpoints and loggers; a restart keeps it.
         seed: of data order and random numbers.
-        attempt: 0, or how often the run was restarted after a worker's death.
+        attempt: 0, or how often the run was started again, after a worker's death or with other workers.
         config: the Trainer's arguments.
         stop_requests: who asked training to stop.
         stop_agreed: all workers know of the request.
         items_per_step: by how much the position in the training data moves with each batch, all workers together.
+        known_position: batches of this epoch after which the position is known, and the position; on another number
+            of workers it had moved at another pace before.
         ckpt_path: the checkpoint that the run began from.
         compile: what `torch.compile` made of the module, to do the same to its steps; None when it is not compiled.
         frequencies: for how many batches in a row each optimizer is used; empty when all are used for each.
@@ -76,6 +78,7 @@ class Run:
     stop_agreed: bool = False
     looked_at: set[str] = field(default_factory=set)
     items_per_step: int = 1
+    known_position: tuple[int, int] = (0, 0)
     ckpt_path: str | None = None
     loop: Any = None
     loaders: dict[str, Any] = field(default_factory=dict)
@@ -117,6 +120,12 @@ class Run:
     def compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """A step of the module, compiled if the module is."""
         return self.compile(step) if self.compile is not None else step
+
+    @property
+    def position(self) -> int:
+        """How many items of the training data all workers together have done with in this epoch."""
+        batches, items = self.known_position
+        return items + (self.progress.batches_in_epoch - batches) * self.items_per_step
 
     def announce(self, hook: str, checkpoint: dict[str, Any]) -> None:
         """Let callbacks and module see, and change, a checkpoint."""
