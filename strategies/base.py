@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from paceline.config import TrainerConfig
+from paceline.errors import MisconfigurationError
 from paceline.strategies.precision import Precision
 
 
@@ -40,6 +42,8 @@ class Strategy:
 
     Attributes:
         name: what `Trainer(strategy=)` calls it.
+        spans_workers: whether it can run several workers.
+        steps_together: whether each forward pass takes all workers, so that one without a batch has to `stand_in`.
         device: this worker's device.
         placement: this worker's rank and the number of workers.
         precision: the number formats that the module runs in.
@@ -48,6 +52,7 @@ class Strategy:
 
     name = "base"
     spans_workers = False
+    steps_together = False
 
     def __init__(self) -> None:
         self.placement = Placement()
@@ -70,6 +75,21 @@ class Strategy:
         """Whether evaluation may run under `torch.inference_mode`."""
         return True
 
+    def refuse(self, config: TrainerConfig, num_workers: int) -> None:
+        """Look, on the driver and before anything starts, for what this strategy cannot do.
+
+        Args:
+            config: the Trainer's arguments.
+            num_workers: workers that the run will have.
+
+        Raises:
+            MisconfigurationError: the configuration asks for something that it cannot do.
+        """
+        if num_workers > 1 and not self.spans_workers:
+            raise MisconfigurationError(
+                f'`strategy="{self.name}"` runs on one device, but {num_workers} are asked for. Use "ddp" or "auto".'
+            )
+
     # -- the module -----------------------------------------------------------------------------------------------
 
     def setup(self, module: nn.Module) -> None:
@@ -77,9 +97,18 @@ class Strategy:
         self.precision.convert_module(module)
         module.to(self.device)
 
-    def wrap(self, module: nn.Module, step: Callable[..., Any]) -> Callable[..., Any]:
-        """What the loop calls for a training step: `step`, with whatever this strategy puts around it."""
+    def wrap(self, module: nn.Module, step: Callable[..., Any], training: bool) -> Callable[..., Any]:
+        """What the loop calls in place of one of the module's steps, with whatever this strategy puts around it.
+
+        Args:
+            module: after `setup`.
+            step: the step.
+            training: whether a backward pass follows.
+        """
         return step
+
+    def stand_in(self) -> None:
+        """Take part in the forward pass of the others, without a batch."""
 
     def teardown(self, module: nn.Module) -> None:
         """Let go of the module, and leave it on the CPU."""
@@ -106,6 +135,24 @@ class Strategy:
         else:
             nn.utils.clip_grad_value_(parameters, limit)
 
+    # -- state, where a worker may hold a part of it only -----------------------------------------------------------
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """A tensor of which each worker may hold a part, in one piece. All workers have to call it."""
+        return tensor
+
+    def own_part(self, tensor: Tensor) -> Tensor:
+        """What this worker holds of a tensor."""
+        return tensor
+
+    def from_own_part(self, part: Tensor, like: Tensor) -> Tensor:
+        """The tensor that `own_part` was taken from; it lies as `like` does."""
+        return part.to(like.device)
+
+    def load_optimizer(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Load an optimizer's state, in which every tensor is whole."""
+        optimizer.load_state_dict(state)
+
     # -- the other workers ----------------------------------------------------------------------------------------
 
     def gather_objects(self, value: Any) -> list[Any]:
@@ -119,6 +166,25 @@ class Strategy:
     def largest(self, values: list[int]) -> list[int]:
         """Each number's largest value over all workers. All workers have to call it."""
         return values
+
+    def reduce(self, tensor: Tensor, op: str = "mean") -> Tensor:
+        """The tensor's "mean", "sum", "min" or "max" over all workers, element by element. All have to call it.
+
+        Raises:
+            MisconfigurationError: there is no such operation.
+        """
+        if op not in ("mean", "sum", "min", "max"):
+            raise MisconfigurationError(f'`op={op!r}` is not known. Use "mean", "sum", "min" or "max".')
+        return tensor.detach()
+
+    def all_gather(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
+        """Every worker's tensor, all of one shape, stacked in rank order to (workers, ...). All have to call it.
+
+        Args:
+            tensor: this worker's.
+            sync_grads: let gradients flow back to the worker that a tensor comes from.
+        """
+        return (tensor if sync_grads else tensor.detach()).unsqueeze(0)
 
     def barrier(self) -> None:
         """Wait until all workers are here."""

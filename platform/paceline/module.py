@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from paceline.checkpoint.storage import load
 from paceline.checkpoint.weights import load_weights
@@ -407,6 +408,19 @@ class Module(HasHyperParameters, nn.Module):
         if limit:
             algorithm = gradient_clip_algorithm or config.gradient_clip_algorithm
             self.trainer.strategy.clip_gradients(getattr(optimizer, "optimizer", optimizer), limit, algorithm)
+
+    def all_gather(self, data: Any, sync_grads: bool = False) -> Any:
+        """What every worker has, stacked in rank order. All workers have to call it, with tensors of the same shapes.
+
+        Args:
+            data: a tensor, or tensors in nested lists, tuples and dicts.
+            sync_grads: let gradients flow back to the worker that a tensor comes from, as contrastive losses need.
+
+        Returns:
+            The same structure; each tensor has the shape (workers, ...).
+        """
+        gather = self.trainer.strategy.all_gather
+        return tree_map(lambda one: gather(one, sync_grads) if isinstance(one, Tensor) else one, data)
 
     @classmethod
     def load_from_checkpoint(

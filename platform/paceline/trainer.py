@@ -63,6 +63,7 @@ class Trainer(RunView):
         accelerator = choose_accelerator(config, address)
         workers = count_workers(config, accelerator, address)
         strategy = make_strategy(config.strategy, workers)
+        strategy.refuse(config, workers)
         plugins = sort_plugins(config.plugins)
         strategy.precision = plugins.precision or make_precision(config.precision, accelerator.name)
         strategy.sync_batchnorm = config.sync_batchnorm and accelerator.name == "cuda" and workers > 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from paceline.checkpoint.storage import loads_without_trust
 from paceline.checkpoint.weights import load_weights, weights
 from paceline.checkpoint.writer import copy_to_cpu
@@ -71,7 +73,7 @@ def capture(run: Stateful, weights_only: bool = False) -> dict[str, Any]:
         "epoch": run.progress.current_epoch,
         "global_step": run.progress.global_step,
         "pytorch-lightning_version": LIGHTNING_VERSION,
-        "state_dict": weights(run.module),
+        "state_dict": _whole(run, weights(run.module)),
         "hparams_name": "kwargs",
         "hyper_parameters": portable(run.module.hparams),
         OWN_KEY: {"version": VERSION, "run": run.run_key},
@@ -86,7 +88,7 @@ def capture(run: Stateful, weights_only: bool = False) -> dict[str, Any]:
             "callbacks": {
                 c.state_key: _loadable(run, c.state_key, state) for c in run.callbacks if (state := c.state_dict())
             },
-            "optimizer_states": [optimizer.state_dict() for optimizer in run.optimizers],
+            "optimizer_states": [_whole(run, optimizer.state_dict()) for optimizer in run.optimizers],
             "lr_schedulers": [config.scheduler.state_dict() for config in run.scheduler_configs],
         }
         if run.strategy.precision.scaler is not None:
@@ -165,14 +167,17 @@ def restore_training(run: Stateful, checkpoint: dict[str, Any], same_run: bool) 
     Raises:
         MisconfigurationError: the checkpoint fits other optimizers.
     """
+    schedulers = [config.scheduler for config in run.scheduler_configs]
     for kind, owners, states in (
         ("optimizers", run.optimizers, checkpoint["optimizer_states"]),
-        ("schedulers", [config.scheduler for config in run.scheduler_configs], checkpoint["lr_schedulers"]),
+        ("schedulers", schedulers, checkpoint["lr_schedulers"]),
     ):
         if len(owners) != len(states):
             raise MisconfigurationError(f"The checkpoint has {len(states)} {kind}, this run has {len(owners)}.")
-        for owner, state in zip(owners, states, strict=True):
-            owner.load_state_dict(state)
+    for optimizer, state in zip(run.optimizers, checkpoint["optimizer_states"], strict=True):
+        run.strategy.load_optimizer(optimizer, state)
+    for scheduler, state in zip(schedulers, checkpoint["lr_schedulers"], strict=True):
+        scheduler.load_state_dict(state)
     if run.strategy.precision.scaler is not None and _SCALER_KEY in checkpoint:
         run.strategy.precision.scaler.load_state_dict(checkpoint[_SCALER_KEY])
     own = checkpoint.get(OWN_KEY, {})
@@ -190,7 +195,7 @@ def _restore_worker(run: Stateful, mine: dict[str, Any]) -> None:
     """Take up what was this worker's own."""
     run.metrics.load_state_dict(mine["metrics"])
     for parameter, gradient in zip(run.module.parameters(), mine["gradients"], strict=False):
-        parameter.grad = gradient.to(parameter.device) if gradient is not None else None
+        parameter.grad = run.strategy.from_own_part(gradient, parameter) if gradient is not None else None
     run.resumed_random_state, run.epoch_random_state = mine["random"], mine["epoch_random"]
 
 
@@ -238,4 +243,19 @@ def _gathered_gradients(run: Stateful) -> list[Any]:
     """This worker's gradients in the middle of an accumulation group, which the next batches add to; else nothing."""
     if not any(run.progress.gathered):
         return []
-    return [copy_to_cpu(p.grad) if p.grad is not None else None for p in run.module.parameters()]
+    gradients = [parameter.grad for parameter in run.module.parameters()]
+    return [None if grad is None else copy_to_cpu(run.strategy.own_part(grad)) for grad in gradients]
+
+
+def _whole(run: Stateful, tree: Any) -> Any:
+    """The tree with its tensors in one piece; where workers hold parts, on the CPU of rank 0 only."""
+    if isinstance(tree, dict):
+        return {key: _whole(run, value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_whole(run, value) for value in tree]
+    if not isinstance(tree, Tensor):
+        return tree
+    whole = run.strategy.whole(tree)
+    if whole is tree:
+        return tree
+    return whole.detach().cpu() if run.strategy.is_global_zero else None

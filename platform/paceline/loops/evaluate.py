@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from paceline.evaluation_mode import evaluation_mode
 from paceline.loops.loaders import Loaders
 from paceline.loops.run import Run
 from paceline.loops.steps import module_step, transfer_call
+from paceline.loops.together import together
 from paceline.values import EpochValue
 
 
@@ -76,9 +78,8 @@ class EvaluationLoop:
         run = self._run
         run.metrics.dataloader_idx = index if len(self.feeds) > 1 else None
         run_batch = run.span("run_evaluation_batch", self._run_batch)
-        for own_idx, batch in enumerate(feed.epoch(0)):
-            if feed.index_in_data(own_idx) >= limit:
-                break
+        batches = itertools.takewhile(lambda one: feed.index_in_data(one[0]) < limit, enumerate(feed.epoch(0)))
+        for own_idx, batch in enumerate(together(run.strategy, (batch for _, batch in batches))):
             if batch is not None:
                 run_batch(batch, own_idx, index)
             if not self._inside_fit and (signum := run.link.stop_signal()):

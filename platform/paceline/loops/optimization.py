@@ -84,7 +84,7 @@ class Optimization:
             hook(optimizer)
         if self._norm_type > 0:
             self._metrics.hook = "on_before_optimizer_step"
-            for name, norm in gradient_norms(self._module, self._norm_type).items():
+            for name, norm in gradient_norms(self._module, self._norm_type, self._strategy.whole).items():
                 self._metrics.log(name, norm, on_step=True, on_epoch=False)
 
     @contextmanager

@@ -11,6 +11,7 @@ from paceline.loops.evaluate import evaluating
 from paceline.loops.loaders import Loaders
 from paceline.loops.run import Run
 from paceline.loops.steps import module_step, transfer_call
+from paceline.loops.together import together
 
 Predictions = list[list[tuple[int, Any]]]
 
@@ -56,7 +57,7 @@ class PredictLoop:
 
     def _run_loader(self, index: int, feed: Feed) -> None:
         run_batch = self._run.span("run_predict_batch", self._run_batch)
-        for own_idx, batch in enumerate(feed.epoch(0)):
+        for own_idx, batch in enumerate(together(self._run.strategy, feed.epoch(0))):
             run_batch(feed, batch, own_idx, index)
             if signum := self._run.link.stop_signal():
                 raise StopRun(signum)

@@ -28,8 +28,7 @@ def module_step(run: Run, stage: str, third: str = "dataloader_idx") -> Callable
     """
     step = getattr(run.module, f"{stage}_step")
     call = run.compiled(step)
-    if stage == "training":
-        call = run.strategy.wrap(run.module, call)
+    call = run.strategy.wrap(run.module, call, stage == "training")
     call = run.span(f"[Module]{type(run.module).__name__}.{stage}_step", call)
     precision = run.strategy.precision
     if type(precision).forward is not Precision.forward:
