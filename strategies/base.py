@@ -186,5 +186,18 @@ class Strategy:
         """
         return (tensor if sync_grads else tensor.detach()).unsqueeze(0)
 
+    def unanimous(self, what: str, advice: str) -> None:
+        """Go on if all workers come here at the same time; for what is right only if all do it.
+
+        It costs nothing where nobody calls it.
+
+        Args:
+            what: happened on this worker, for the message.
+            advice: what to do instead, likewise.
+
+        Raises:
+            MisconfigurationError: some workers did not come within 10 s.
+        """
+
     def barrier(self) -> None:
         """Wait until all workers are here."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.errors import MisconfigurationError
 from paceline.strategies.base import Strategy
+
+_MEET_S = 10.0
+
+# How often the workers of this process group have met; the store outlives a run.
+_meetings: Counter[str] = Counter()
 
 _OPERATIONS = {
     "sum": dist.ReduceOp.SUM,
@@ -76,6 +84,26 @@ class ProcessGroupStrategy(Strategy):
         parts = [torch.empty_like(tensor) for _ in range(self.placement.world_size)]
         dist.all_gather(parts, tensor.detach().contiguous())
         return torch.stack(parts)
+
+    def unanimous(self, what: str, advice: str) -> None:
+        """Meet the others in the store that the process group was formed through, not in a collective.
+
+        For those who do not come are in a collective of another kind, or on their way to one.
+        """
+        if not self._has_others:
+            return
+        store = dist.distributed_c10d._get_default_store()
+        _meetings[what] += 1
+        place = f"paceline/{what}/{_meetings[what]}"
+        store.add(place, 1)
+        give_up_s = time.monotonic() + _MEET_S
+        while store.add(place, 0) < self.placement.world_size:
+            if time.monotonic() > give_up_s:
+                raise MisconfigurationError(
+                    f"{what} on worker {self.placement.global_rank}, but not on all of them within {_MEET_S:.0f} s, "
+                    f"where all have to do the same. {advice}"
+                )
+            time.sleep(0.001)
 
     def barrier(self) -> None:
         """Wait for all workers."""

@@ -201,6 +201,9 @@ class Trainer(RunView):
         """
         path = os.fspath(filepath)
         if self._live_run is not None:
+            self._live_run.strategy.unanimous(
+                "`trainer.save_checkpoint` was called", "Call it on every worker: rank 0 writes what all have."
+            )
             self._live_run.save_checkpoint(path, weights_only, storage_options=storage_options)
             self._live_run.writer.wait()
         elif self._checkpoint is not None:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from paceline import Module, Trainer
 from paceline.callbacks import Callback
 from paceline.loggers.logger import Logger
+from paceline.strategies.base import Placement, Strategy
 
 
 def quiet_trainer(root: Path | str, **arguments: Any) -> Trainer:
@@ -159,3 +160,10 @@ def weights(module: nn.Module) -> list[Tensor]:
 def assert_equal_weights(one: nn.Module, other: nn.Module) -> None:
     for (name, mine), theirs in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
         assert torch.equal(mine, theirs), f"{name}: {mine} != {theirs}"
+
+
+def worker(rank=0, world_size=1):
+    """A worker's place among others that nobody can ask, for what is told by places alone."""
+    strategy = Strategy()
+    strategy.connect(Placement(global_rank=rank, world_size=world_size), torch.device("cpu"))
+    return strategy

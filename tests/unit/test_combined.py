@@ -6,13 +6,12 @@ import math
 
 import pytest
 import torch
-from tests.unit.models import Liar, Line, Stream, indexed, quiet_trainer
+from tests.unit.models import Liar, Line, Stream, indexed, quiet_trainer, worker
 from torch.utils.data import DataLoader
 
 from paceline.data import CombinedLoader
 from paceline.data.feed import Feed
 from paceline.errors import MisconfigurationError
-from paceline.strategies.base import Placement
 
 MODES = ("max_size_cycle", "min_size", "max_size", "sequential")
 
@@ -268,7 +267,7 @@ SEED = 5
 
 
 def feed(loader, mode="max_size_cycle", rank=0, workers=1, **options):
-    return Feed(loader, Placement(global_rank=rank, world_size=workers), SEED, mode=mode, **options)
+    return Feed(loader, worker(rank=rank, world_size=workers), SEED, mode=mode, **options)
 
 
 def plain(batch):

@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from tests.unit.models import IndexData, Liar, Stream, indexed
+from tests.unit.models import IndexData, Liar, Stream, indexed, worker
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -30,7 +30,6 @@ from paceline.data.feed import Feed
 from paceline.data.sources import evaluation_loaders
 from paceline.data.transfer import to_device
 from paceline.errors import MisconfigurationError
-from paceline.strategies.base import Placement
 
 SEED = 11
 
@@ -38,7 +37,7 @@ SEED = 11
 def feeds(make, workers, training=True, limit=1.0, seed=SEED, shard=True):
     """One Feed per worker, each over a loader of its own, as in separate processes."""
     return [
-        Feed(make(), Placement(global_rank=rank, world_size=workers), seed, limit, "limit", training, shard)
+        Feed(make(), worker(rank=rank, world_size=workers), seed, limit, "limit", training, shard)
         for rank in range(workers)
     ]
 
@@ -244,7 +243,7 @@ def test_a_distributed_sampler_of_the_users_is_not_sharded_again():
         return DataLoader(IndexData(8), batch_size=2, sampler=sampler)
 
     for rank in range(2):
-        feed = Feed(make(rank), Placement(global_rank=rank, world_size=2), SEED)
+        feed = Feed(make(rank), worker(rank=rank, world_size=2), SEED)
         assert read(feed) == [[rank, rank + 2], [rank + 4, rank + 6]]
 
 
@@ -351,7 +350,7 @@ class WorkerSeeds(IndexData):
 def test_each_loading_process_has_seeds_of_its_own_by_epoch_and_rank_for_every_library():
     def drawn(epoch, rank=0, seed=SEED):
         data = DataLoader(WorkerSeeds(4), num_workers=2)
-        feed = Feed(data, Placement(global_rank=rank, world_size=2), seed)
+        feed = Feed(data, worker(rank=rank, world_size=2), seed)
         return [batch.tolist()[0] for batch in feed.epoch(epoch)]
 
     alike, others = drawn(0), [drawn(0), drawn(1), drawn(0, rank=1), drawn(0, seed=SEED + 1)]
@@ -397,7 +396,7 @@ def test_loading_processes_that_persist_follow_epoch_and_position():
 @pytest.mark.parametrize("training", [True, False])
 def test_a_fixed_order_is_that_of_the_data_where_the_loader_shuffles(make, expected, training):
     with pytest.warns(UserWarning, match="`overfit_batches` is set: the loader that shuffles gives the data in order"):
-        feed = Feed(make(), Placement(global_rank=0, world_size=1), SEED, training=training, fixed_order=True)
+        feed = Feed(make(), worker(rank=0, world_size=1), SEED, training=training, fixed_order=True)
     assert read(feed, 0) == read(feed, 3) == expected
     assert read(feed, 3, done=1) == expected[1:]
 
@@ -414,7 +413,7 @@ def test_a_fixed_order_is_that_of_the_data_where_the_loader_shuffles(make, expec
 def test_a_fixed_order_of_the_users_own_sampler_is_that_of_the_first_epoch(make):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        feed = Feed(make(), Placement(global_rank=0, world_size=1), SEED, fixed_order=True)
+        feed = Feed(make(), worker(rank=0, world_size=1), SEED, fixed_order=True)
     (free,) = feeds(make, 1)
     assert read(feed, 0) == read(feed, 3) == read(free, 0)
 
@@ -671,7 +670,7 @@ def test_containers_of_every_kind_are_brought_over():
 def epochs_of_workers(length, batch_size, world, done, position, shuffle=True, drop_last=False):
     """What each worker reads of an epoch from a position on, and how many batches it counts."""
     loader = DataLoader(IndexData(length), batch_size=batch_size, shuffle=shuffle, drop_last=drop_last)
-    feeds = [Feed(loader, Placement(global_rank=rank, world_size=world), seed=1) for rank in range(world)]
+    feeds = [Feed(loader, worker(rank=rank, world_size=world), seed=1) for rank in range(world)]
     read = [[samples(batch) for batch in feed.epoch(4, done, position)] for feed in feeds]
     assert len({feed.end for feed in feeds}) == 1
     return read, feeds[0].end
@@ -693,12 +692,12 @@ def test_an_epoch_goes_on_with_another_number_of_workers(before, after, steps):
 
 def test_the_limit_of_an_epoch_counts_from_where_another_number_of_workers_stopped():
     loader = DataLoader(IndexData(96), batch_size=4)
-    feed = Feed(loader, Placement(world_size=3), seed=1, limit=6)  # 6 steps of 12 samples
+    feed = Feed(loader, worker(world_size=3), seed=1, limit=6)  # 6 steps of 12 samples
     assert [samples(batch) for batch in feed.epoch(0, 9, 36)] == [[36, 39, 42, 45], [48, 51, 54, 57], [60, 63, 66, 69]]
     assert feed.end == 12
 
 
 def test_an_iterable_goes_on_with_another_number_of_workers_by_its_share():
-    feed = Feed(range(20), Placement(world_size=2), seed=1)
+    feed = Feed(range(20), worker(world_size=2), seed=1)
     with pytest.warns(UserWarning, match="3 batches are skipped by reading them"):
         assert list(feed.epoch(0, 6, 6)) == list(range(3, 20))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from paceline.data.combined import CombinedLoader
 from paceline.data.limits import limited
 from paceline.data.sources import CombinedSource, Source, open_source, training_structure
-from paceline.strategies.base import Placement
+from paceline.strategies.base import Placement, Strategy
+
+_END = object()
 
 
 class Feed:
@@ -18,7 +20,7 @@ class Feed:
 
     Args:
         loader: a DataLoader, or any iterable.
-        placement: this worker's rank and the number of workers.
+        workers: this worker's place among all, and the way to agree with them.
         seed: of the run; with the epoch it gives the order.
         limit: batches per epoch: an int, or a float share. In training of each worker, since every step is one of
             all workers; in evaluation of all workers together, so that they see the same samples as one would.
@@ -41,7 +43,7 @@ class Feed:
     def __init__(
         self,
         loader: Any,
-        placement: Placement,
+        workers: Strategy,
         seed: int,
         limit: int | float = 1.0,
         limit_name: str = "limit_train_batches",
@@ -50,18 +52,23 @@ class Feed:
         mode: str = "max_size_cycle",
         fixed_order: bool = False,
     ) -> None:
+        placement = workers.placement
+        self.loader = training_structure(loader, mode) if training else loader
+        is_combined = isinstance(self.loader, CombinedLoader)
+        # Evaluation deals out whole steps over several loaders: a member's batches alone would be other combinations.
+        member_placement = Placement() if is_combined and not training else placement
+
         def open_one(one: Any) -> Source:
-            return open_source(one, placement, seed, training, shard, fixed_order)
+            return open_source(one, member_placement, seed, training, shard, fixed_order)
 
         def share(source: Source) -> float:
             if training:
                 return limited(source.length, limit, limit_name)
             return source.share_of(limited(source.total, limit, limit_name))
 
-        self.loader = training_structure(loader, mode) if training else loader
         self._source: Source
         if isinstance(self.loader, CombinedLoader):
-            self._source = CombinedSource(self.loader, open_one, share, placement.world_size)
+            self._source = CombinedSource(self.loader, open_one, share, placement, deals_steps=not training)
             self.num_batches = self._source.length
         else:
             self._source = open_one(self.loader)
@@ -71,6 +78,11 @@ class Feed:
             warnings.warn(
                 f"A {type(self.loader).__name__} has no batches: there is nothing to do for it.", stacklevel=3
             )
+        self._vote: Callable[[list[int]], list[int]] | None = None
+        self._workers = workers
+        self._told = False
+        if training and placement.world_size > 1:
+            self._agree_on_length()
         self.end = self.num_batches
         self.is_last = False
         self.dataloader_idx = 0
@@ -105,7 +117,7 @@ class Feed:
         if self.is_last:
             return iter(())
         batches, left = self._source.batches(epoch, position)
-        if left == math.inf:
+        if left == math.inf or self._vote is not None:
             batches = self._one_ahead(batches, done)
         else:
             self.end = int(min(self.end, done + left))
@@ -135,17 +147,49 @@ class Feed:
 
     def _one_ahead(self, batches: Iterator[Any], done: int) -> Iterator[Any]:
         # What an iterable says of its length may be wrong. Only the attempt to read on tells which batch is the last.
-        end = object()
         count = done
-        batch = next(batches, end)
-        while batch is not end:
+        batch = self._read(batches, count)
+        is_over = self._anybody(batch is _END)
+        while not is_over:
             count += 1
-            following = next(batches, end) if count < self.end else end
-            self.is_last = following is end
+            following = self._read(batches, count)
+            self.is_last = is_over = self._anybody(following is _END)
             yield batch
             batch = following
         self.is_last = True
-        self._warn_of_length(count)
+        if self._vote is not None:
+            self._tell_who_ended(count, batch is _END)
+        else:
+            self._warn_of_length(count)
+
+    def _read(self, batches: Iterator[Any], count: int) -> Any:
+        return next(batches, _END) if count < self.end else _END
+
+    def _anybody(self, is_so: bool) -> bool:
+        """Whether it is so on this worker, or on any where they have to agree."""
+        return is_so if self._vote is None else bool(self._vote([int(is_so)])[0])
+
+    def _agree_on_length(self) -> None:
+        """Find out whether all workers have the same number of batches; if not, they look at each batch together."""
+        own = -1 if self.num_batches == math.inf else int(self.num_batches)
+        is_unsure, most, least = self._workers.largest([int(not self._source.is_equal_for_all), own, -own])
+        if is_unsure or most != -least:
+            self._vote = self._workers.largest
+            # An epoch is as long as the shortest; where one does not know, nobody does.
+            self.num_batches = math.inf if least == 1 else -least
+
+    def _tell_who_ended(self, count: int, is_at_end: bool) -> None:
+        ended = self._workers.gather_objects(is_at_end)
+        if all(ended) or self._told or not self._workers.is_global_zero:
+            return
+        self._told = True
+        who = ", ".join(str(rank) for rank, is_over in enumerate(ended) if is_over)
+        others = ", ".join(str(rank) for rank, is_over in enumerate(ended) if not is_over)
+        warnings.warn(
+            f"The training data of worker {who} ended after {count} batches, while worker {others} had more: the epoch "
+            f"ends for all after {count}.",
+            stacklevel=2,
+        )
 
     def _warn_of_length(self, count: int) -> None:
         if count < self._expected < math.inf:

@@ -34,6 +34,9 @@ class Source(Protocol):
     items_per_step: int
     """By how much the position of all workers together moves in one step."""
 
+    is_equal_for_all: bool
+    """Whether the number of batches in training is certain to be that of all other workers."""
+
     def share_of(self, total: float) -> float:
         """How many of the first `total` batches are this worker's, where whole batches are dealt out."""
 
@@ -78,6 +81,7 @@ class LoaderSource:
         self.total: float = self._sampler.total_batches if sized else math.inf
         self.items_per_step = self._sampler.items_per_step
         self.is_exact = sized and self._is_stock
+        self.is_equal_for_all = self.is_exact and self._sampler.world == placement.world_size
         if self._sampler.loses:
             warnings.warn(
                 f"The batch sampler's batches do not go evenly into {placement.world_size} workers: "
@@ -121,6 +125,7 @@ class IterableSource:
         self._seed = derive(seed, placement.global_rank)
         # Each worker reads a batch of its own, as far as anybody knows.
         self.items_per_step = placement.world_size
+        self.is_equal_for_all = placement.world_size == 1
         if isinstance(iterable, DataLoader):
             # A copy with a generator of its own, from which loading processes are seeded: not from that of training.
             self._iterable = copy.copy(iterable)
@@ -156,7 +161,9 @@ class CombinedSource:
         combined: what is read, and how.
         open_member: gives the source of one loader.
         share: how many batches of one source this worker reads in one reading.
-        num_workers: its members have positions of their own; together they count the steps of each worker.
+        placement: this worker's rank and the number of workers. The members have positions of their own; together
+            they count the steps of each worker.
+        deals_steps: the steps are dealt out by turns to the workers, each of which reads all members.
     """
 
     def __init__(
@@ -164,22 +171,25 @@ class CombinedSource:
         combined: CombinedLoader,
         open_member: Callable[[Any], Source],
         share: Callable[[Source], float],
-        num_workers: int,
+        placement: Placement,
+        deals_steps: bool,
     ) -> None:
         self._combined = combined
-        self.items_per_step = num_workers
+        self.items_per_step = placement.world_size
+        self._turn = (placement.global_rank, placement.world_size) if deals_steps else (0, 1)
         self._sources = [open_member(loader) for loader in combined.flattened]
         self._lengths = [share(source) for source in self._sources]
-        self.length = combined_length(self._members(0), combined.mode)
-        self.total = self.length
+        self.is_equal_for_all = all(source.is_equal_for_all for source in self._sources)
+        self.total = combined_length(self._members(0), combined.mode)
+        self.length = self.share_of(self.total)
 
     def share_of(self, total: float) -> float:
-        """Its members have been shared."""
-        return total
+        """Every W-th step where steps are dealt out; else the members have been shared."""
+        return total if total == math.inf else len(range(self._turn[0], int(total), self._turn[1]))
 
     def index_in_data(self, own_idx: int) -> int:
-        """As of its members: those whose batches are dealt out are dealt out alike."""
-        return max((source.index_in_data(own_idx) for source in self._sources), default=own_idx)
+        """Every W-th step where steps are dealt out."""
+        return own_idx * self._turn[1] + self._turn[0]
 
     def samples_of(self, own_idx: int) -> list[int] | None:
         """They are of several data sets."""
@@ -199,7 +209,7 @@ class CombinedSource:
             if done and not member.is_exact:
                 _warn_of_reading(loader, f"up to {done}")
         seek(members, self._combined.mode, done)
-        steps = read(members, self._combined.mode, done)
+        steps = itertools.islice(read(members, self._combined.mode, done), self._turn[0], None, self._turn[1])
         is_certain = all(member.is_exact for member in members)
         left = max(self.length - done, 0) if is_certain else math.inf
         if self._combined.mode == "sequential":

@@ -165,10 +165,10 @@ class AutomaticOptimization(Optimization):
             if "loss" not in output:
                 raise MisconfigurationError(f"`training_step` returned a dict without `loss`; it has {list(output)}.")
             loss = output["loss"]
-        if loss is None and self._strategy.placement.world_size > 1:
-            raise MisconfigurationError(
-                "`training_step` returned None on one of several workers, where all have to take each step together. "
-                "Return a loss that is multiplied by 0 instead."
+        if loss is None:
+            self._strategy.unanimous(
+                "`training_step` returned None",
+                "Return a loss that is multiplied by 0 where a worker has nothing to add.",
             )
         if loss is not None and not isinstance(loss, Tensor):
             raise MisconfigurationError(

@@ -174,6 +174,9 @@ class FitLoop:
         self._metrics.begin_batch("on_train_batch_start", batch)
         for hook in self._batch_start:
             if hook(batch, batch_idx) == -1:
+                self.run_parts.strategy.unanimous(
+                    "`on_train_batch_start` returned -1", "Decide by what is the same on all workers."
+                )
                 self._skip_rest = True
                 count.processed += 1
                 count.completed += 1

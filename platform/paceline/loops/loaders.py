@@ -31,7 +31,7 @@ class Loaders:
         loader = self._train if self._train is not None else self._from_hook("train_dataloader")
         feed = Feed(
             loader,
-            run.strategy.placement,
+            run.strategy,
             run.seed,
             config.limit_train_batches,
             "overfit_batches" if config.overfit_batches else "limit_train_batches",
@@ -56,7 +56,7 @@ class Loaders:
         feeds = [
             Feed(
                 loader,
-                run.strategy.placement,
+                run.strategy,
                 run.seed,
                 limit,
                 name,
