@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.launch import worker
 from paceline.launch.spec import RunResult, RunSpec
+from paceline.loops.link import Link
 from paceline.seed import derive, seed_process
 from paceline.strategies.base import Placement
 
@@ -18,24 +19,10 @@ from paceline.strategies.base import Placement
 _QUIET = {"RAY_AIR_NEW_OUTPUT": "0"}
 
 
-class SilentLink:
-    """Nobody watches this run, and nobody stops it but Ray Tune."""
-
-    def stop_signal(self) -> int:
-        """None comes."""
-        return 0
-
-    def show(self, progress: dict[str, Any]) -> None:
-        """Nobody looks."""
-
-    def tell(self, text: str) -> None:
-        """Nobody listens."""
-
-
 def run_here(spec: RunSpec) -> RunResult:
     """Carry a run out in this process, seeded as a worker's would be."""
     seed_process(derive(spec.seed, 0))
-    return worker.run(spec, Placement(), SilentLink())
+    return worker.run(spec, Placement(), Link())
 
 
 def run_trial(function: Callable[..., dict[str, Any]], spec: RunSpec, address: str | None) -> dict[str, Any]:

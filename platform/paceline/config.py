@@ -156,6 +156,11 @@ class TrainerConfig(BaseModel):
     barebones: bool = Field(
         False, description="Switch off everything that costs time besides training, to measure with."
     )
+    launcher: Literal["auto", "in_process", "actors", "ray_train"] = Field(
+        "auto",
+        description='What hosts the workers: "in_process", Ray "actors", or "ray_train" for Ray Train\'s controller; '
+        '"auto": this process for one worker without a cluster, else actors.',
+    )
     resources_per_worker: Annotated[dict[str, float] | None, BeforeValidator(checks.resources)] = Field(
         None,
         description='What Ray sets aside for each worker, as in {"CPU": 4}; a CPU, and a GPU if used, by default.',
@@ -205,6 +210,13 @@ class TrainerConfig(BaseModel):
         return self
 
     def _placement_makes_sense(self) -> None:
+        if self.launcher == "in_process" and self.address is not None:
+            raise ValueError(f'`launcher="in_process"` has no use for `address={self.address!r}`: remove one of them.')
+        if self.launcher == "ray_train" and self.num_nodes > 1:
+            raise ValueError(
+                f'`launcher="ray_train"` knows no `num_nodes={self.num_nodes}`: give the number of all workers as '
+                '`devices`, and say by `placement_strategy` where they are; or use `launcher="actors"`.'
+            )
         if self.num_nodes > 1 and isinstance(self.devices, tuple):
             raise ValueError(
                 f"`devices={self.devices}` lets the number of workers change with the cluster, which "

@@ -17,7 +17,7 @@ from paceline.checkpoint.state import OWN_KEY, without_training
 from paceline.config import make_config, signature
 from paceline.datamodule import DataModule
 from paceline.errors import ArgumentTypeError, MisconfigurationError
-from paceline.launch.choose import choose_launcher
+from paceline.launch.choose import choose_launcher, refuse_launcher
 from paceline.launch.compiled import uncompiled
 from paceline.launch.spec import RunResult, RunSpec
 from paceline.launch.verify import verify
@@ -60,11 +60,14 @@ class Trainer(RunView):
     def __init__(self, **arguments: Any) -> None:
         config = make_config(arguments)
         address = config.address or os.environ.get("RAY_ADDRESS") or None
+        if config.launcher == "in_process":
+            address = None
         accelerator = choose_accelerator(config, address)
         workers = count_workers(config, accelerator, address)
         strategy = make_strategy(config.strategy, workers)
         strategy.refuse(config, workers)
         plugins = sort_plugins(config.plugins)
+        refuse_launcher(config, workers, plugins.launcher)
         strategy.precision = plugins.precision or make_precision(config.precision, accelerator.name)
         strategy.sync_batchnorm = config.sync_batchnorm and accelerator.name == "cuda" and workers > 1
         if config.sync_batchnorm and not strategy.sync_batchnorm:
@@ -314,7 +317,7 @@ class Trainer(RunView):
         return self._launch(spec)
 
     def _launch(self, spec: RunSpec) -> RunResult:
-        self._launcher = choose_launcher(self._launcher, self._num_workers, self.cluster_address)
+        self._launcher = choose_launcher(self._launcher, self.config.launcher, self._num_workers, self.cluster_address)
         status: recording.Status = "failed"
         try:
             result = self._launcher.launch(spec, self)

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 
 def trainer(tmp_path: Path, devices: int = 2, callbacks: Any = (), **arguments: Any) -> Trainer:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    if devices == 1:
+        quiet["launcher"] = "in_process"
     return Trainer(
         devices=devices,
         default_root_dir=tmp_path,
@@ -84,7 +86,8 @@ def test_resuming_at_any_batch_ends_with_the_same_weights(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path, rank: int) -> None:
-    undisturbed, _ = fit(tmp_path / "one", dropout=0.3, callbacks=[tasks.Remembers(str(tmp_path))])
+    memory = tasks.Remembers(str(tmp_path))
+    undisturbed, _ = fit(tmp_path / "one", dropout=0.3, callbacks=[memory], launcher="actors")
     killer = tasks.KillsWorker(rank, step=8, marker=str(tmp_path / "killed"))
     memory = tasks.Remembers(str(tmp_path))
     survived, runner = fit(tmp_path / "two", dropout=0.3, callbacks=[killer, memory], restart_every_n_steps=5)
@@ -101,14 +104,16 @@ def test_workers_that_die_too_often_are_an_error(tmp_path: Path) -> None:
 
 
 def test_a_workers_error_arrives_with_its_traceback_and_the_next_run_works(tmp_path: Path) -> None:
+    fit(tmp_path)
     begin = time.monotonic()
     with pytest.raises(ZeroDivisionError, match="this batch cannot be divided") as caught:
         trainer(tmp_path).fit(tasks.FailsAt(rank=1, batch=3, traces=str(tmp_path)), tasks.loader())
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 10
     (note,) = caught.value.__notes__
     assert "worker 1" in note
     assert "tasks.py" in note
-    assert (tmp_path / "teardown-1").exists()
+    # The other worker was waiting for this one; it has cleaned up as well.
+    assert {path.name for path in tmp_path.glob("teardown-*")} == {"teardown-0", "teardown-1"}
     fit(tmp_path)
 
 
@@ -126,7 +131,7 @@ def test_a_group_stays_ready_and_callbacks_state_comes_back(tmp_path: Path) -> N
 
 
 def test_a_second_fit_goes_on_where_the_first_ended(tmp_path: Path) -> None:
-    whole, _ = fit(tmp_path, dropout=0.3)
+    whole, _ = fit(tmp_path, dropout=0.3, launcher="actors")
     seed_everything(5)
     module, runner = tasks.Classifier(0.3), trainer(tmp_path, max_epochs=1)
     for epochs in (1, 2):
@@ -167,10 +172,10 @@ def test_more_workers_than_this_machine_has_is_an_error_in_seconds(tmp_path: Pat
 
 
 def test_a_cluster_that_has_no_room_is_waited_for_and_then_an_error(tmp_path: Path) -> None:
-    waiting = trainer(tmp_path, devices=1, address="auto", resources_per_worker={"teapot": 2}, start_timeout=7)
+    waiting = trainer(tmp_path, launcher="actors", resources_per_worker={"teapot": 2}, start_timeout=7)
     with (
-        pytest.warns(UserWarning, match="Waiting for room for 1 workers. They need .*'teapot': 2.0.*'teapot': 0.0"),
-        pytest.raises(MisconfigurationError, match=r"no room for 1 workers after 7 s \(`start_timeout`\).*teapot"),
+        pytest.warns(UserWarning, match="Waiting for room for 2 workers. They need .*'teapot': 4.0.*'teapot': 0.0"),
+        pytest.raises(MisconfigurationError, match=r"no room for 2 workers after 7 s \(`start_timeout`\).*teapot"),
     ):
         waiting.test(tasks.IndexModule(), DataLoader(IndexData(5)))
 
@@ -239,8 +244,8 @@ def _script(tmp_path: Path, folder: Path, devices: int, seconds: float, ckpt_pat
     return subprocess.Popen(command, env={**__import__("os").environ, "PYTHONPATH": root})
 
 
-@pytest.mark.parametrize(("devices", "signum"), [(1, signal.SIGINT), (1, signal.SIGTERM), (2, signal.SIGINT)])
-def test_an_interrupted_script_saves_and_goes_on_from_last(tmp_path: Path, devices: int, signum: int) -> None:
+def interrupt(tmp_path: Path, devices: int, signum: int) -> None:
+    """A script that gets a signal ends as one that got it does, with its state saved."""
     interrupted = _script(tmp_path, tmp_path / "run", devices, 0.2)
     while not (tmp_path / "run" / "began").exists():
         assert interrupted.poll() is None
@@ -251,6 +256,12 @@ def test_an_interrupted_script_saves_and_goes_on_from_last(tmp_path: Path, devic
     assert (tmp_path / "run" / "keyboard-interrupt").exists() == (signum == signal.SIGINT)
     assert list((tmp_path / "run" / ".paceline" / "restart").glob("*/*/*.ckpt"))
 
+
+@pytest.mark.parametrize(
+    ("devices", "signum"), [(1, signal.SIGINT), (1, signal.SIGTERM), (2, signal.SIGINT), (2, signal.SIGTERM)]
+)
+def test_an_interrupted_script_saves_and_goes_on_from_last(tmp_path: Path, devices: int, signum: int) -> None:
+    interrupt(tmp_path, devices, signum)
     assert _script(tmp_path, tmp_path / "run", devices, 0.0, "last").wait(120) == 0
     assert _script(tmp_path, tmp_path / "undisturbed", devices, 0.0).wait(120) == 0
     ends = [torch.load(tmp_path / name / "end.ckpt") for name in ("run", "undisturbed")]

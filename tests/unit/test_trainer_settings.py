@@ -9,7 +9,7 @@ from tests.unit.models import Line, Rows, indexed, quiet_trainer
 from paceline import Callback, Trainer
 from paceline.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from paceline.checkpoint import CheckpointIO
-from paceline.errors import ArgumentTypeError
+from paceline.errors import ArgumentTypeError, MisconfigurationError
 from paceline.launch.in_process import InProcessLauncher
 from paceline.loops.evaluate import EvaluationLoop
 from paceline.loops.fit import FitLoop
@@ -257,6 +257,20 @@ def test_a_launcher_of_the_users_hosts_the_workers(tmp_path):
     with quiet_trainer(tmp_path, max_epochs=1, plugins=[Counting()]) as trainer:
         trainer.fit(Line(), indexed(1))
     assert calls == ["fit", "close"]
+
+
+def test_a_launcher_that_cannot_host_the_workers_is_refused(tmp_path):
+    with pytest.raises(MisconfigurationError, match='hosts one worker, not 2. Use `devices=1`, or `launcher="actors"`'):
+        quiet_trainer(tmp_path, devices=2, launcher="in_process")
+    with pytest.raises(MisconfigurationError, match="`plugins` holds a launcher, and `launcher='in_process'`"):
+        quiet_trainer(tmp_path, launcher="in_process", plugins=InProcessLauncher())
+
+
+def test_in_process_means_this_process_whatever_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    trainer = quiet_trainer(tmp_path, max_epochs=1, launcher="in_process")
+    trainer.fit(Line(), indexed(1))
+    assert trainer.global_step == 1
 
 
 def test_a_precision_of_the_users_is_used(tmp_path):

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
-import traceback
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
 
-from paceline.launch.session import SessionLink, SessionSink, see_modules_of
+from paceline.launch.hosting import Failure, host
+from paceline.launch.session import SessionLink, see_modules_of
 
 if TYPE_CHECKING:
     from paceline.launch.spec import RunResult, RunSpec
     from paceline.strategies.base import Placement
-
-
-@dataclass
-class Failure:
-    """An error on its way to the driver."""
-
-    rank: int
-    error: BaseException | None
-    trace: str
-    is_connection: bool
 
 
 class Worker:
@@ -64,45 +51,7 @@ class Worker:
 
     def run(self, spec: RunSpec) -> RunResult | Failure:
         """Carry out a run."""
-        from paceline.launch import worker
-        from paceline.seed import derive, seed_process
-
         assert self._placement is not None
         assert self._link is not None
-        rank = self._placement.global_rank
-        seed_process(derive(spec.seed, rank))
         self._link.begin()
-        for logger in spec.loggers:
-            if logger.spool is not None:
-                logger.attach(SessionSink(self._session, logger.spool))
-        try:
-            return worker.run(spec, self._placement, self._link)
-        except BaseException as error:  # whatever it is, the driver raises it
-            failure = _failure(rank, error)
-            self._leave()
-            return failure
-
-    def _leave(self) -> None:
-        """Break the connections, so that no other worker waits for this one: they fail at once, and clean up."""
-        import torch.distributed as dist
-
-        if dist.is_initialized():
-            with suppress(Exception):
-                dist.distributed_c10d._abort_process_group()
-
-
-def _failure(rank: int, error: BaseException) -> Failure:
-    trace = "".join(traceback.format_exception(error))
-    try:
-        pickle.loads(pickle.dumps(error))
-        portable: BaseException | None = error
-    except Exception:
-        portable = None
-    return Failure(rank, portable, trace, _is_broken_connection(error))
-
-
-def _is_broken_connection(error: BaseException) -> bool:
-    from torch.distributed import DistError
-
-    # What gloo raises is a plain RuntimeError.
-    return isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+        return host(spec, self._placement, self._link, self._session)

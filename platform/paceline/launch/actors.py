@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 from typing import Any
 
 from paceline.callbacks.progress_bar import Display
-from paceline.checkpoint import storage
-from paceline.checkpoint.resolve import newest
 from paceline.errors import WorkerDiedError
 from paceline.launch import warm
 from paceline.launch.cluster import connect
 from paceline.launch.group import Shape, WorkerGroup
 from paceline.launch.signals import stop_on_signals
-from paceline.launch.spec import RunResult, RunSpec
+from paceline.launch.spec import RunResult, RunSpec, merge
 from paceline.loops.link import RESIZE
-from paceline.loops.predict import in_data_order
 
 
 class ActorLauncher:
@@ -52,7 +48,7 @@ class ActorLauncher:
             warm.keep(group, spec.config.idle_timeout)
         else:
             warm.discard(group)
-        return _merge(results, spec)
+        return merge(results, spec)
 
     def close(self) -> None:
         """End the workers."""
@@ -90,36 +86,16 @@ def _run_to_the_end(group: WorkerGroup, spec: RunSpec, display: Display) -> tupl
             raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
         if death is not None and spec.failures >= spec.config.max_failures:
             raise death
-        spec, path = _next_attempt(spec, death)
+        path = spec.newest_restart()
+        spec = spec.go_on_from(path, spec.attempt + 1, spec.failures + (death is not None))
         size = group.size
         group.renew()
-        display.tell(_why_again(spec, path, death, size, group.size))
+        display.tell(_why_again(spec, death, size, group.size))
 
 
-def _next_attempt(spec: RunSpec, death: WorkerDiedError | None) -> tuple[RunSpec, str | None]:
-    """What runs next, and the file that it goes on from; None for the beginning."""
-    path = newest(storage.find(f"{spec.restart_dir}/*.ckpt")) if spec.fn == "fit" else None
-    following = dataclasses.replace(
-        spec,
-        attempt=spec.attempt + 1,
-        failures=spec.failures + (death is not None),
-        ckpt_path=path or spec.ckpt_path,
-        checkpoint=None if path else spec.checkpoint,
-    )
-    return following, following.ckpt_path
-
-
-def _why_again(spec: RunSpec, path: str | None, death: WorkerDiedError | None, before: int, now: int) -> str:
+def _why_again(spec: RunSpec, death: WorkerDiedError | None, before: int, now: int) -> str:
     size = f"with {now} workers instead of {before}, " if now != before else ""
-    where = f"from {path}" if path else "from the beginning"
+    where = f"from {spec.ckpt_path}" if spec.ckpt_path else "from the beginning"
     if death is None:
         return f"There is room for more workers: the run goes on {size}{where}."
     return f"{death} Restart {spec.failures} of at most {spec.config.max_failures}, {size}{where}."
-
-
-def _merge(results: list[RunResult], spec: RunSpec) -> RunResult:
-    result = results[0]
-    if result.predictions is not None:
-        result.predictions = in_data_order([one.predictions for one in results])
-    result.give_back(spec)
-    return result

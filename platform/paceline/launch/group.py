@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, WorkerCrashedError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from paceline.errors import MisconfigurationError, WorkerDiedError
-from paceline.launch.actor import Failure, Worker
+from paceline.errors import WorkerDiedError
+from paceline.launch.actor import Worker
+from paceline.launch.hosting import Failure, ship
 from paceline.launch.reservation import Bundle, Reservation
-from paceline.launch.session import Session
+from paceline.launch.session import Session, relay, start_session
 from paceline.loops.link import RESIZE
 
 if TYPE_CHECKING:
@@ -93,12 +94,7 @@ class WorkerGroup:
         self.is_usable = True
 
     def _start(self) -> None:
-        here = ray.get_runtime_context().get_node_id()
-        self._session = (
-            ray.remote(Session)
-            .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False))
-            .remote()
-        )
+        self._session = start_session(Session)
         while True:
             bundles = self._reservation.wait(self._timeout_s)
             self._workers = [self._start_worker(bundle) for bundle in bundles]
@@ -161,7 +157,7 @@ class WorkerGroup:
             ray.get(self._session.begin.remote())
         except RayActorError as error:
             raise WorkerDiedError("The session actor died.") from error
-        shipped = _ship(replace(spec, num_workers=self.size))
+        shipped = ship(replace(spec, num_workers=self.size))
         pending = {worker.run.remote(shipped): rank for rank, worker in enumerate(self._workers)}
         results: dict[int, RunResult] = {}
         stop = _Stop(self._session, asked_to_stop, self._has_more_room if spec.fn == "fit" else None)
@@ -169,7 +165,7 @@ class WorkerGroup:
         give_up_s = 0.0
         while pending:
             done, _ = ray.wait(list(pending), timeout=_POLL_S)
-            self._relay(display)
+            relay(self._session, display)
             stop.pass_on()
             for ref in done:
                 rank = pending.pop(ref)
@@ -181,31 +177,21 @@ class WorkerGroup:
                         self.is_usable = False
                         return [outcome]
                 elif not outcome.is_connection:
-                    # The failed worker has left the process group, which ends whatever the others wait for.
+                    # Whatever the others wait for ends with the failed worker's process: they fail, and clean up.
+                    ray.kill(self._workers[rank], no_restart=True)
                     ray.wait(list(pending), num_returns=len(pending), timeout=_UNWIND_S) if pending else None
-                    self._relay(display)
-                    _raise(outcome)
+                    relay(self._session, display)
+                    outcome.reraise()
                 elif broken is None:
                     broken, give_up_s = outcome, time.monotonic() + _DEATH_NEWS_S
             if broken is not None and (time.monotonic() > give_up_s or not pending):
-                _raise(broken)
+                broken.reraise()
         ray.get(self._session.flush.remote())
-        self._relay(display)
+        relay(self._session, display)
         return [results[rank] for rank in sorted(results)]
 
     def _has_more_room(self) -> bool:
         return self._reservation.is_elastic and len(self._reservation.there()) > self.size
-
-    def _relay(self, display: Display) -> None:
-        try:
-            news = ray.get(self._session.news.remote())
-        except RayActorError as error:
-            raise WorkerDiedError("The session actor died.") from error
-        for item in news:
-            if isinstance(item, str):
-                display.tell(item)
-            else:
-                display.show(item)
 
     def close(self) -> None:
         """End the workers and give back what was set aside for them."""
@@ -253,41 +239,9 @@ class _Stop:
         return had_room and self._had_room
 
 
-def _ship(spec: RunSpec) -> Any:
-    try:
-        return ray.put(spec)
-    except Exception as error:
-        for name in (
-            "module",
-            "datamodule",
-            "train_loader",
-            "eval_loaders",
-            "callbacks",
-            "loggers",
-            "loop",
-            "profiler",
-            "config",
-        ):
-            try:
-                ray.cloudpickle.dumps(getattr(spec, name))
-            except Exception as reason:
-                raise MisconfigurationError(
-                    f"The {name.replace('_', ' ')} cannot be sent to the workers: {reason}"
-                ) from error
-        raise
-
-
 def _outcome(ref: Any, rank: int) -> RunResult | Failure:
     try:
         outcome: RunResult | Failure = ray.get(ref)
     except (RayActorError, WorkerCrashedError, ObjectLostError) as error:
         raise WorkerDiedError(f"Worker {rank} died: its process is gone.") from error
     return outcome
-
-
-def _raise(failure: Failure) -> None:
-    note = f"\nThis happened on worker {failure.rank}:\n{failure.trace}"
-    if failure.error is None:
-        raise RuntimeError(f"Worker {failure.rank} failed with an error that cannot leave it.{note}")
-    failure.error.add_note(note)
-    raise failure.error

@@ -8,11 +8,12 @@ from paceline.callbacks.progress_bar import Display
 from paceline.launch import worker
 from paceline.launch.signals import stop_on_signals
 from paceline.launch.spec import RunResult, RunSpec
+from paceline.loops.link import Link
 from paceline.loops.predict import in_data_order
 from paceline.strategies.base import Placement
 
 
-class LocalLink:
+class LocalLink(Link):
     """The worker and the driver are one process."""
 
     def __init__(self, display: Display) -> None:

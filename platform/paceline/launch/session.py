@@ -6,11 +6,18 @@ import asyncio
 import sys
 import threading
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from paceline.errors import WorkerDiedError
 from paceline.loggers.recorder import Recorder
+from paceline.loops.link import Link
+
+if TYPE_CHECKING:
+    from paceline.callbacks.progress_bar import Display
 
 
 def see_modules_of(path: list[str]) -> None:
@@ -81,7 +88,30 @@ class Session:
             recorder.flush(timeout_s=10.0)
 
 
-class SessionLink:
+def start_session(kind: type[Session]) -> Any:
+    """A session actor on this process's node."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(kind).options(num_cpus=0, scheduling_strategy=here).remote()
+
+
+def relay(session: Any, display: Display) -> None:
+    """Show what workers have shown and told since the last time.
+
+    Raises:
+        WorkerDiedError: the session is gone.
+    """
+    try:
+        news = ray.get(session.news.remote())
+    except RayActorError as error:
+        raise WorkerDiedError("The session actor died.") from error
+    for item in news:
+        if isinstance(item, str):
+            display.tell(item)
+        else:
+            display.show(item)
+
+
+class SessionLink(Link):
     """A worker's side of the session: its link to the driver.
 
     A thread of its own waits for the request to stop, so that looking at it costs the loop nothing.
@@ -98,8 +128,12 @@ class SessionLink:
         while True:
             try:
                 self._signum = ray.get(self._session.stop_signal.remote(self._signum, self._WAIT_S))
-            except Exception:  # the session is over, and with it this process
+            except Exception:
+                self.lost()
                 return
+
+    def lost(self) -> None:
+        """The session is over, and with it this process, which the driver ends."""
 
     def stop_signal(self) -> int:
         """The signal that asks the run to end."""

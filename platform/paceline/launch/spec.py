@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.callbacks.callback import Callback
+from paceline.checkpoint import storage
 from paceline.checkpoint.io import CheckpointIO
+from paceline.checkpoint.resolve import newest
 from paceline.checkpoint.weights import load_weights
 from paceline.config import TrainerConfig
 from paceline.loggers.logger import Logger
 from paceline.loops.loop import Loop
+from paceline.loops.predict import in_data_order
 from paceline.module import Module
 from paceline.profilers.profiler import Profiler
 from paceline.progress import FitProgress
@@ -69,6 +72,26 @@ class RunSpec:
     failures: int = 0
     return_predictions: bool = True
 
+    def newest_restart(self) -> str | None:
+        """The file of the run's newest restart checkpoint; None where there is none."""
+        return newest(storage.find(f"{self.restart_dir}/*.ckpt")) if self.fn == "fit" else None
+
+    def go_on_from(self, path: str | None, attempt: int, failures: int = 0) -> RunSpec:
+        """The run's next attempt.
+
+        Args:
+            path: the restart checkpoint that it goes on from; None for where the first attempt began.
+            attempt: its number.
+            failures: how many attempts ended in a worker's death.
+        """
+        return replace(
+            self,
+            attempt=attempt,
+            failures=failures,
+            ckpt_path=path or self.ckpt_path,
+            checkpoint=None if path else self.checkpoint,
+        )
+
 
 @dataclass
 class RunResult:
@@ -107,3 +130,12 @@ class RunResult:
             state = self.checkpoint.get(type(spec.datamodule).__qualname__)
             if state is not None:
                 spec.datamodule.load_state_dict(state)
+
+
+def merge(results: list[RunResult], spec: RunSpec) -> RunResult:
+    """One result of those of all workers, in rank order; the driver's own objects get what theirs have come to."""
+    result = results[0]
+    if result.predictions is not None:
+        result.predictions = in_data_order([one.predictions for one in results])
+    result.give_back(spec)
+    return result

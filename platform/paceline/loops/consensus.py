@@ -50,7 +50,9 @@ class Consensus:
             StopRun: a signal asks the run to end; the state is saved.
         """
         run = self._run
-        signum, stop, save = run.link.stop_signal(), bool(run.stop_requests), self._restarts.due_by_time()
+        signum, stop = run.link.stop_signal(), bool(run.stop_requests)
+        due_by_deadline = self._restarts.due_by_deadline(run.link.deadline())
+        save = due_by_deadline or self._restarts.due_by_time()
         if not self._alone:
             signum, stop_votes, save_votes, self._pause = run.strategy.largest(
                 [signum, int(stop), int(save and run.strategy.is_global_zero), self._batches_until_next_look()]

@@ -11,6 +11,8 @@ KEPT = 2
 _SHORTEST_S = 10.0
 # A checkpoint that holds the loop up for t seconds is taken at most every 50 t seconds: under 2 % of the run.
 _LARGEST_SHARE = 1 / 50
+# How long before a node goes the last checkpoint is begun, besides twice the time that writing one takes.
+_MARGIN_S = 2.0
 
 
 class RestartCheckpoints:
@@ -29,6 +31,9 @@ class RestartCheckpoints:
         self._saved_at_step = run.progress.global_step
         self._pause_s = _SHORTEST_S
         self._next_s = time.monotonic() + self._pause_s
+        self._writing_took_s = 0.0
+        self._deadline: float | None = None
+        self._saved_before_deadline = False
 
     def due_by_steps(self) -> bool:
         """Whether enough steps were taken; the same on all workers."""
@@ -42,6 +47,22 @@ class RestartCheckpoints:
         """Whether enough time has passed on this worker."""
         return self._every_n_steps is None and time.monotonic() >= self._next_s
 
+    def due_by_deadline(self, deadline: float | None) -> bool:
+        """Whether to save since a node of this run is to be taken away: at the first notice, and just before.
+
+        Args:
+            deadline: when, in seconds since 1970; None while none is.
+        """
+        if deadline is None:
+            return False
+        if deadline != self._deadline:
+            self._deadline, self._saved_before_deadline = deadline, False
+            return True
+        if not self._saved_before_deadline and time.time() > deadline - _MARGIN_S - 2 * self._writing_took_s:
+            self._saved_before_deadline = True
+            return True
+        return False
+
     def save(self) -> None:
         """Save the state as it is. All workers have to call it."""
         batches = self._run.progress.batch.total.processed
@@ -49,7 +70,12 @@ class RestartCheckpoints:
             return
         begin = time.monotonic()
         self._saved_at_batch, self._saved_at_step = batches, self._run.progress.global_step
-        self._run.save_checkpoint(f"{self._folder}/batch={batches:09d}.ckpt", then=self._remove_old)
+
+        def written() -> None:
+            self._writing_took_s = time.monotonic() - begin
+            self._remove_old()
+
+        self._run.save_checkpoint(f"{self._folder}/batch={batches:09d}.ckpt", then=written)
         self._pause_s = max(_SHORTEST_S, (time.monotonic() - begin) / _LARGEST_SHARE)
         self._next_s = time.monotonic() + self._pause_s
 
