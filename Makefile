@@ -35,6 +35,7 @@ $(BENCH_READY): $(READY)
 	touch $@
 
 bench: $(BENCH_READY)
+	$(BIN)/python -m compileall -q platform strategies tuners  # as an installed package is
 	$(BIN)/python -m tests.benchmarks
 
 clean:

@@ -63,6 +63,15 @@ def warm(folder: str) -> float:
 
 def bare_actors(folder: str) -> float:
     """Two actors that import torch, form a gloo group and exchange one number."""
+    return _bare(folder, trains=False)
+
+
+def bare_step(folder: str) -> float:
+    """The same two actors, which then take one optimizer step, as every training does."""
+    return _bare(folder, trains=True)
+
+
+def _bare(folder: str, trains: bool) -> float:
 
     @ray.remote(num_cpus=1)
     class Bare:
@@ -76,6 +85,11 @@ def bare_actors(folder: str) -> float:
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
             value = torch.ones(1)
             dist.all_reduce(value)
+            if trains:
+                line = torch.nn.Linear(1, 1)
+                optimizer = torch.optim.SGD(line.parameters(), lr=0.1)
+                line(value).backward()
+                optimizer.step()
             return float(value)
 
     store = f"{folder}/store"
@@ -106,6 +120,7 @@ def torch_trainer(folder: str) -> float:
 
 CONTENDERS: dict[str, Callable[[str], float]] = {
     "bare-actors": bare_actors,
+    "bare-step": bare_step,
     "paceline": paceline,
     "warm": warm,
     "torch-trainer": torch_trainer,
@@ -120,6 +135,7 @@ def run(say: Callable[[str], None]) -> list[Measure]:
         Measure(
             "first fit on two workers, to its first step", "two bare actors", 1.5, own, figures["bare-actors"], "s"
         ),
+        Measure("the same", "two bare actors with an optimizer step", 1.5, own, figures["bare-step"], "s"),
         Measure("the same", "bare `TorchTrainer.fit`", 0.5, own, figures["torch-trainer"], "s"),
         Measure("test on the warm group, to its first step", "the first fit", 0.05, figures["warm"], own, "s"),
     ]

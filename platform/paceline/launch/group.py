@@ -94,10 +94,11 @@ class WorkerGroup:
         self.is_usable = True
 
     def _start(self) -> None:
-        self._session = start_session(Session)
         while True:
             bundles = self._reservation.wait(self._timeout_s)
+            # Workers first: they have the most to import, and Ray has some processes ready for who comes first.
             self._workers = [self._start_worker(bundle) for bundle in bundles]
+            self._session = self._session or start_session(Session)
             try:
                 self._form()
             except (RayActorError, WorkerCrashedError) as error:
@@ -119,7 +120,7 @@ class WorkerGroup:
                 resources={name: amount for name, amount in resources.items() if amount},
                 scheduling_strategy=PlacementGroupSchedulingStrategy(bundle.group, bundle.index),
             )
-            .remote(self._session)
+            .remote()
         )
 
     def _form(self) -> None:
@@ -138,7 +139,7 @@ class WorkerGroup:
         for rank, (worker, (node, _)) in enumerate(zip(self._workers, places, strict=True)):
             local_rank = seen[node] = seen.get(node, -1) + 1
             place = Placement(rank, local_rank, nodes.index(node), self.size, len(nodes))
-            joining.append(worker.join.remote(place, host, port, self.shape.backend))
+            joining.append(worker.join.remote(place, host, port, self.shape.backend, self._session))
         ray.get(joining)
 
     def run(self, spec: RunSpec, display: Display, asked_to_stop: Callable[[], int]) -> list[RunResult]:
@@ -153,10 +154,6 @@ class WorkerGroup:
             WorkerDiedError: a worker's process ended.
             BaseException: the first failing worker's own error, with its traceback as a note.
         """
-        try:
-            ray.get(self._session.begin.remote())
-        except RayActorError as error:
-            raise WorkerDiedError("The session actor died.") from error
         shipped = ship(replace(spec, num_workers=self.size))
         pending = {worker.run.remote(shipped): rank for rank, worker in enumerate(self._workers)}
         results: dict[int, RunResult] = {}
@@ -186,7 +183,7 @@ class WorkerGroup:
                     broken, give_up_s = outcome, time.monotonic() + _DEATH_NEWS_S
             if broken is not None and (time.monotonic() > give_up_s or not pending):
                 broken.reraise()
-        ray.get(self._session.flush.remote())
+        ray.get(self._session.end_run.remote())
         relay(self._session, display)
         return [results[rank] for rank in sorted(results)]
 
@@ -203,6 +200,7 @@ class WorkerGroup:
         self._end_workers()
         if self._session is not None:
             ray.kill(self._session, no_restart=True)
+            self._session = None
 
     def _end_workers(self) -> None:
         for worker in self._workers:

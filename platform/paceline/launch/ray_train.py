@@ -205,7 +205,7 @@ def _follow(run: _TrainThread, session: Any, display: Display) -> list[RunResult
             is_over = look()
         if is_over:
             _wait(lambda: not run.is_alive(), _UNWIND_S)
-    ray.get(session.flush.remote())
+    ray.get(session.end_run.remote())
     relay(session, display)
     return [ray.cloudpickle.loads(outcome) for outcome in ray.get(session.outcomes.remote())]
 

@@ -41,14 +41,6 @@ class Session:
         self._news: list[str | dict[str, Any]] = []
         self._recorders: dict[str, Recorder] = {}
 
-    async def begin(self) -> None:
-        """A new entry point: no stop is asked for, and values may be recorded at any step."""
-        self._signum = 0
-        self._changed.set()
-        self._changed = asyncio.Event()
-        for recorder in self._recorders.values():
-            recorder.forget()
-
     async def ask_to_stop(self, signum: int) -> None:
         """Let the workers know of a signal, or of RESIZE."""
         self._signum = signum
@@ -82,10 +74,14 @@ class Session:
         news, self._news = self._news, []
         return news
 
-    async def flush(self) -> None:
-        """Everything taken so far is in its spool when this returns."""
+    async def end_run(self) -> None:
+        """Everything taken so far is in its spool when this returns; the next run may record values at any step."""
         for recorder in self._recorders.values():
             recorder.flush(timeout_s=10.0)
+            recorder.forget()
+        self._signum = 0
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 def start_session(kind: type[Session]) -> Any:
