@@ -38,7 +38,8 @@ class CUDAAccelerator(Accelerator):
     """NVIDIA GPUs."""
 
     name = "cuda"
-    backend = "nccl"
+    # Objects, and what a strategy keeps on the CPU, go by gloo.
+    backend = "cpu:gloo,cuda:nccl"
 
     def count(self) -> int:
         """The GPUs that this process sees."""

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from tests.index_data import IndexData
@@ -195,6 +196,18 @@ def test_idle_workers_end_after_a_while(tmp_path: Path) -> None:
         time.sleep(0.1)
 
 
+def test_closing_a_trainer_ends_its_workers(tmp_path: Path) -> None:
+    with trainer(tmp_path, callbacks=[tasks.Remembers(str(tmp_path))]) as runner:
+        runner.fit(tasks.Classifier(), tasks.loader())
+        pids = {int(path.name.split("-")[2]) for path in tmp_path.glob("fit-*")}
+        assert len(pids) == 2
+        assert all(map(_lives, pids))
+    deadline = time.monotonic() + 20
+    while any(map(_lives, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def _lives(pid: int) -> bool:
     path = Path(f"/proc/{pid}/cmdline")
     return path.exists() and b"ray::" in path.read_bytes()
@@ -250,9 +263,11 @@ def interrupt(tmp_path: Path, devices: int, signum: int) -> None:
     while not (tmp_path / "run" / "began").exists():
         assert interrupted.poll() is None
         time.sleep(0.1)
+    started = psutil.Process(interrupted.pid).children(recursive=True)
     interrupted.send_signal(signum)
     # Once Ray is connected, Python ends an uncaught KeyboardInterrupt by 1 instead of by the signal.
     assert interrupted.wait(60) in ((143,) if signum == signal.SIGTERM else (-signal.SIGINT, 1))
+    assert not psutil.wait_procs(started, timeout=30)[1]
     assert (tmp_path / "run" / "keyboard-interrupt").exists() == (signum == signal.SIGINT)
     assert list((tmp_path / "run" / ".paceline" / "restart").glob("*/*/*.ckpt"))
 
@@ -268,3 +283,18 @@ def test_an_interrupted_script_saves_and_goes_on_from_last(tmp_path: Path, devic
     for name, weight in ends[0]["state_dict"].items():
         assert torch.equal(weight, ends[1]["state_dict"][name])
     assert ends[0]["global_step"] == ends[1]["global_step"]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_second_interrupt_ends_a_script_at_once(tmp_path: Path, devices: int) -> None:
+    interrupted = _script(tmp_path, tmp_path / "run", devices, seconds=60.0)
+    while not (tmp_path / "run" / "began").exists():
+        assert interrupted.poll() is None
+        time.sleep(0.1)
+    started = psutil.Process(interrupted.pid).children(recursive=True)
+    for _ in range(2):
+        interrupted.send_signal(signal.SIGINT)
+        time.sleep(1.0)
+    interrupted.wait(20)
+    assert (tmp_path / "run" / "keyboard-interrupt").exists()
+    assert not psutil.wait_procs(started, timeout=30)[1]
