@@ -38,8 +38,7 @@ class CUDAAccelerator(Accelerator):
     """NVIDIA GPUs."""
 
     name = "cuda"
-    # Objects, and what a strategy keeps on the CPU, go by gloo.
-    backend = "cpu:gloo,cuda:nccl"
+    backend = "nccl"
 
     def count(self) -> int:
         """The GPUs that this process sees."""

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from paceline.config import TrainerConfig
 from paceline.errors import MisconfigurationError
+from paceline.strategies.accelerators import Accelerator
 from paceline.strategies.precision import Precision
 
 
@@ -89,6 +90,10 @@ class Strategy:
             raise MisconfigurationError(
                 f'`strategy="{self.name}"` runs on one device, but {num_workers} are asked for. Use "ddp" or "auto".'
             )
+
+    def backend(self, accelerator: Accelerator) -> str:
+        """The backend of the process group that workers form for this strategy."""
+        return accelerator.backend
 
     # -- the module -----------------------------------------------------------------------------------------------
 

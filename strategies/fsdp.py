@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from paceline.config import TrainerConfig
 from paceline.errors import MisconfigurationError
+from paceline.strategies.accelerators import Accelerator
 from paceline.strategies.process_group import ProcessGroupStrategy
 
 if TYPE_CHECKING:
@@ -89,6 +90,11 @@ class FSDPStrategy(ProcessGroupStrategy):
                 f"`mesh={self._mesh}` is of {self._mesh[0] * self._mesh[1]} workers, and `devices` and `num_nodes` are "
                 f"of {num_workers if type(config.devices) is not tuple else config.devices}."
             )
+
+    def backend(self, accelerator: Accelerator) -> str:
+        """With parts on the CPU, one for those beside the one for the device."""
+        own = super().backend(accelerator)
+        return f"cpu:gloo,{accelerator.name}:{own}" if self._cpu_offload and own != "gloo" else own
 
     @property
     def inference_tensors_work(self) -> bool:

@@ -15,6 +15,7 @@ from paceline import Module, Trainer, seed_everything
 from paceline.callbacks import ModelCheckpoint
 from paceline.errors import MisconfigurationError
 from paceline.strategies import FSDPStrategy, register_strategy
+from paceline.strategies.accelerators import Accelerator, CUDAAccelerator
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -211,6 +212,12 @@ def test_wrong_arguments_of_fsdp_are_told(arguments: dict[str, Any], message: st
     with pytest.raises(MisconfigurationError) as caught:
         FSDPStrategy(**arguments)
     assert message in str(caught.value)
+
+
+def test_parts_that_stay_on_the_cpu_have_a_backend_of_their_own() -> None:
+    assert FSDPStrategy(cpu_offload=True).backend(CUDAAccelerator()) == "cpu:gloo,cuda:nccl"
+    assert FSDPStrategy().backend(CUDAAccelerator()) == "nccl"
+    assert FSDPStrategy(cpu_offload=True).backend(Accelerator()) == "gloo"
 
 
 def test_what_fsdp_cannot_do_is_told_before_anything_starts() -> None:

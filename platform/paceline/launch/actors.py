@@ -59,9 +59,8 @@ def _shape(spec: RunSpec) -> Shape:
     config, accelerator = spec.config, spec.accelerator
     resources = accelerator.ray_resources | (config.resources_per_worker or {})
     bounds = config.devices if isinstance(config.devices, tuple) else (spec.num_workers, spec.num_workers)
-    return Shape(
-        *bounds, config.num_nodes, tuple(sorted(resources.items())), config.placement_strategy, accelerator.backend
-    )
+    backend = spec.strategy.backend(accelerator)
+    return Shape(*bounds, config.num_nodes, tuple(sorted(resources.items())), config.placement_strategy, backend)
 
 
 def _run_to_the_end(group: WorkerGroup, spec: RunSpec, display: Display) -> tuple[list[RunResult], RunSpec]:

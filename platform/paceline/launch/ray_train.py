@@ -151,7 +151,7 @@ def _torch_trainer(spec: RunSpec, session: Any, folder: str, name: str) -> Torch
     return TorchTrainer(
         train,
         train_loop_config={"job": Job(ship(spec), session, sys.path)},
-        torch_config=TorchConfig(backend=spec.accelerator.backend),
+        torch_config=TorchConfig(backend=spec.strategy.backend(spec.accelerator)),
         scaling_config=ray.train.ScalingConfig(
             num_workers=config.devices if isinstance(config.devices, tuple) else spec.num_workers,
             use_gpu=resources.get("GPU", 0) > 0,
