@@ -154,6 +154,10 @@ class Strategy:
         """The tensor that `own_part` was taken from; it lies as `like` does."""
         return part.to(like.device)
 
+    def shard(self, whole: Any, like: Any) -> Any:
+        """A whole tensor as this strategy keeps it, as it keeps `like`; anything else as it is."""
+        return whole
+
     def load_optimizer(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Load an optimizer's state, in which every tensor is whole."""
         optimizer.load_state_dict(state)

@@ -215,11 +215,15 @@ class FSDPStrategy(ProcessGroupStrategy):
             part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
 
+    def shard(self, whole: Any, like: Any) -> Any:
+        """This worker's part, which it has no need of the others for."""
+        return _sharded_like(like, whole)
+
     def load_optimizer(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Load this worker's part of an optimizer's state."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         shards = {
-            index: {name: _sharded_like(parameters[index], value) for name, value in values.items()}
+            index: {name: self.shard(value, parameters[index]) for name, value in values.items()}
             for index, values in state["state"].items()
         }
         optimizer.load_state_dict({**state, "state": shards})
@@ -232,7 +236,7 @@ def _recompute(layer: nn.Module) -> None:
     layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
-def _sharded_like(parameter: Tensor, value: Any) -> Any:
+def _sharded_like(parameter: Any, value: Any) -> Any:
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or value.shape != parameter.shape:

@@ -12,7 +12,7 @@ from tests.integration import strategy_tasks, tasks
 from torch import nn
 
 from paceline import Module, Trainer, seed_everything
-from paceline.callbacks import ModelCheckpoint
+from paceline.callbacks import ModelCheckpoint, WeightAveraging
 from paceline.errors import MisconfigurationError
 from paceline.strategies import FSDPStrategy, register_strategy
 from paceline.strategies.accelerators import Accelerator, CUDAAccelerator
@@ -163,6 +163,25 @@ def test_sharded_modules_evaluate_and_predict(tmp_path: Path) -> None:
         torch.testing.assert_close(predictions, expected, rtol=0.02, atol=0.02)
     (result,) = runner.validate(module, tasks.loader(10, shuffle=False), verbose=False)
     assert result["val_loss"] < 0.69
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_averaged_weights_are_those_of_one_device_and_go_on(tmp_path: Path, strategy: str) -> None:
+    def averaging(name: str) -> dict[str, Any]:
+        keeper = ModelCheckpoint(dirpath=tmp_path / name, every_n_train_steps=3, save_top_k=-1)
+        return {"callbacks": [WeightAveraging(ema_decay=0.7, update_starting_at_step=2), keeper]}
+
+    alone, sharded, resumed = blocks(), blocks(), blocks()
+    one = fit(tmp_path, alone, 1, "auto", **averaging("one"))
+    two = fit(tmp_path, sharded, 2, strategy, **averaging("two"))
+    assert_close(alone, sharded)
+    assert two.callback_metrics["val_loss"].item() == pytest.approx(one.callback_metrics["val_loss"].item(), abs=1e-5)
+    newest, average = (
+        torch.load(next((tmp_path / "two").glob("*step=3.ckpt")))[key] for key in ("current_model_state", "state_dict")
+    )
+    assert not torch.equal(newest["scale"], average["scale"])
+    fit(tmp_path, resumed, 2, strategy, ckpt_path=next((tmp_path / "two").glob("*step=3.ckpt")), **averaging("three"))
+    assert_close(sharded, resumed)
 
 
 def test_workers_end_with_the_same_buffers(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from paceline.callbacks.callback import Callback
-from paceline.checkpoint.weights import load_weights, weights
+from paceline.checkpoint.weights import load_weights, plain_names
 from paceline.checkpoint.writer import copy_to_cpu
 from paceline.errors import MisconfigurationError
 
 if TYPE_CHECKING:
     from paceline.module import Module
+    from paceline.strategies import Strategy
     from paceline.trainer import Trainer
 
 _CURRENT = "current_model_state"
@@ -91,7 +92,7 @@ class WeightAveraging(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: Module) -> None:
         """Begin with the weights as they are, or as a checkpoint had them."""
         self._average = AveragedModel(
-            pl_module,
+            _Parts(pl_module, trainer.strategy),
             device=self.device,  # type: ignore[arg-type]
             avg_fn=self.avg_fn,
             multi_avg_fn=get_ema_multi_avg_fn(self.ema_decay) if self.ema_decay is not None else None,  # type: ignore
@@ -100,7 +101,7 @@ class WeightAveraging(Callback):
         self._looked_at_step = trainer.global_step
         if self._resumed is not None:
             # What was loaded as the module's weights is the average; the newest ones stand beside it.
-            load_weights(pl_module, self._resumed[_CURRENT])
+            _load(pl_module, trainer.strategy, self._resumed[_CURRENT])
             self._average.n_averaged.fill_(self._resumed[_UPDATES])
             self._resumed = None
 
@@ -111,12 +112,12 @@ class WeightAveraging(Callback):
         self._looked_at_step = trainer.global_step
         if self.should_update(trainer.global_step, trainer.current_epoch):
             assert self._average is not None
-            self._average.update_parameters(pl_module)
+            self._average.update_parameters(_Parts(pl_module, trainer.strategy))
 
     def on_train_end(self, trainer: Trainer, pl_module: Module) -> None:
         """The module keeps the average."""
         if self._has_average:
-            self._swap(pl_module)
+            self._swap(pl_module, trainer.strategy)
 
     def teardown(self, trainer: Trainer, pl_module: Module, stage: str) -> None:
         """Let go of the weights."""
@@ -127,24 +128,24 @@ class WeightAveraging(Callback):
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: Module) -> None:
         """Validate the average."""
         if trainer.state.fn == "fit" and self._has_average:
-            self._swap(pl_module)
+            self._swap(pl_module, trainer.strategy)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Module) -> None:
         """Go on with the newest weights."""
         if self._is_swapped:
-            self._swap(pl_module)
+            self._swap(pl_module, trainer.strategy)
 
     def on_exception(self, trainer: Trainer, pl_module: Module, exception: BaseException) -> None:
         """A validation may have failed in between."""
         if self._is_swapped:
-            self._swap(pl_module)
+            self._swap(pl_module, trainer.strategy)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Module, checkpoint: dict[str, Any]) -> None:
         """The average is what the checkpoint holds."""
         if not self._has_average:
             return
         assert self._average is not None
-        average, newest = weights(self._average.module), checkpoint["state_dict"]
+        average, newest = self._whole_average(pl_module, trainer.strategy), checkpoint["state_dict"]
         if self._is_swapped:
             average, newest = newest, average
         checkpoint["state_dict"] = average
@@ -161,13 +162,55 @@ class WeightAveraging(Callback):
     def _has_average(self) -> bool:
         return self._average is not None and int(self._average.n_averaged) > 0
 
-    def _swap(self, module: nn.Module) -> None:
+    def _swap(self, module: nn.Module, strategy: Strategy) -> None:
         """Exchange the module's weights and the average, in place: optimizers hold on to the parameters."""
         assert self._average is not None
-        own, average = module.state_dict(), self._average.module.state_dict()
+        own, average = _Parts(module, strategy), self._average.module
         with torch.no_grad():
-            for name, value in own.items():
+            for name, value in own.state_dict().items():
                 kept = value.clone()
-                value.copy_(average[name])
-                average[name].copy_(kept)
+                value.copy_(average.state_dict()[name])
+                average.state_dict()[name].copy_(kept)
         self._is_swapped = not self._is_swapped
+
+    def _whole_average(self, module: nn.Module, strategy: Strategy) -> dict[str, Any]:
+        """The average as a module's `state_dict`. All workers have to call it."""
+        assert self._average is not None
+        state = module.state_dict(keep_vars=True)
+        parts = self._average.module.state_dict()
+        averaged = {id(value): parts[key] for key, value in _distinct_tensors(state)}
+        whole = {
+            name: strategy.whole(strategy.from_own_part(averaged[id(value)], value.detach()))
+            if id(value) in averaged
+            else value
+            for name, value in state.items()
+        }
+        return plain_names(whole)
+
+
+class _Parts(nn.Module):
+    """This worker's part of a module's weights, each tensor once, sharing its memory."""
+
+    def __init__(self, module: nn.Module, strategy: Strategy) -> None:
+        super().__init__()
+        for key, value in _distinct_tensors(module.state_dict(keep_vars=True)):
+            part = strategy.own_part(value.detach())
+            if isinstance(value, nn.Parameter):
+                self.register_parameter(key, nn.Parameter(part, requires_grad=False))
+            else:
+                self.register_buffer(key, part)
+
+
+def _distinct_tensors(state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor of a state once, under a name without dots."""
+    seen = set()
+    for value in state.values():
+        if isinstance(value, Tensor) and id(value) not in seen:
+            seen.add(id(value))
+            yield f"tensor_{len(seen)}", value
+
+
+def _load(module: nn.Module, strategy: Strategy, state: dict[str, Any]) -> None:
+    """Load whole weights into a module that may be sharded."""
+    own = plain_names(module.state_dict())
+    load_weights(module, {name: strategy.shard(value, own.get(name)) for name, value in state.items()})

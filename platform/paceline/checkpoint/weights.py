@@ -13,7 +13,12 @@ _COMPILED = "_orig_mod."
 
 def weights(module: nn.Module) -> dict[str, Any]:
     """The module's `state_dict`, without a trace of compilation."""
-    return {name.replace(_COMPILED, ""): value for name, value in module.state_dict().items()}
+    return plain_names(module.state_dict())
+
+
+def plain_names(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """The state without a trace of compilation."""
+    return {name.replace(_COMPILED, ""): value for name, value in state_dict.items()}
 
 
 def load_weights(module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
@@ -23,5 +28,5 @@ def load_weights(module: nn.Module, state_dict: Mapping[str, Any], strict: bool 
         RuntimeError: names or shapes do not fit; names alone may differ with `strict=False`.
     """
     own = {name.replace(_COMPILED, ""): name for name in module.state_dict()}
-    plain = {name.replace(_COMPILED, ""): value for name, value in state_dict.items()}
-    module.load_state_dict({own.get(name, name): value for name, value in plain.items()}, strict=strict)
+    named = {own.get(name, name): value for name, value in plain_names(state_dict).items()}
+    module.load_state_dict(named, strict=strict)
