@@ -15,8 +15,12 @@ _KNOCK_S = 5.0
 _started_here = False
 
 
-def connect(address: str | None) -> None:
+def connect(address: str | None, dashboard: bool = False) -> None:
     """Join the cluster, or start a Ray of this machine; nothing if this process is in one already.
+
+    Args:
+        address: of the cluster; None starts a Ray here.
+        dashboard: whether the one that is started has a dashboard, at the cost of some seconds.
 
     Raises:
         MisconfigurationError: no cluster answers at the address, or this process is in another one.
@@ -33,7 +37,7 @@ def connect(address: str | None) -> None:
     quiet: dict[str, Any] = {"log_to_driver": True, "logging_level": "warning"}
     if address is None:
         # "local", for without an address Ray joins whatever it was that somebody last started on this machine.
-        ray.init(address="local", include_dashboard=False, **quiet)
+        ray.init(address="local", include_dashboard=dashboard, **quiet)
         _started_here = True
         return
     try:

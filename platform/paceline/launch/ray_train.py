@@ -107,7 +107,7 @@ class RayTrainLauncher:
             WorkerDiedError: workers died more often than that.
             BaseException: the first failing worker's own error.
         """
-        connect(self._address)
+        connect(self._address, dashboard=True)  # what Ray Train clears up after a driver's death asks it
         warm.close()  # workers that are kept ready hold what these need
         _wait_for_room(spec)
         display = Display()
