@@ -83,18 +83,21 @@ def _run_to_the_end(group: WorkerGroup, spec: RunSpec, display: Display) -> tupl
             return results, spec
         if signum:
             raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
-        if death is not None and spec.failures >= spec.config.max_failures:
+        is_failure = death is not None and not group.is_to_go
+        if death is not None and is_failure and spec.failures >= spec.config.max_failures:
             raise death
         path = spec.newest_restart()
-        spec = spec.go_on_from(path, spec.attempt + 1, spec.failures + (death is not None))
+        spec = spec.go_on_from(path, spec.attempt + 1, spec.failures + is_failure)
         size = group.size
         group.renew()
-        display.tell(_why_again(spec, death, size, group.size))
+        display.tell(_why_again(spec, death, is_failure, size, group.size))
 
 
-def _why_again(spec: RunSpec, death: WorkerDiedError | None, before: int, now: int) -> str:
+def _why_again(spec: RunSpec, death: WorkerDiedError | None, is_failure: bool, before: int, now: int) -> str:
     size = f"with {now} workers instead of {before}, " if now != before else ""
     where = f"from {spec.ckpt_path}" if spec.ckpt_path else "from the beginning"
     if death is None:
         return f"There is room for more workers: the run goes on {size}{where}."
+    if not is_failure:
+        return f"{death} Its node was to be taken away: the run goes on {size}{where}."
     return f"{death} Restart {spec.failures} of at most {spec.config.max_failures}, {size}{where}."

@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from paceline.errors import WorkerDiedError
 from paceline.launch.actor import Worker
+from paceline.launch.drain import DrainWatch
 from paceline.launch.hosting import Failure, ship
 from paceline.launch.reservation import Bundle, Reservation
 from paceline.launch.session import Session, relay, start_session
@@ -86,6 +87,11 @@ class WorkerGroup:
         """How many workers there are now."""
         return len(self._workers)
 
+    @property
+    def is_to_go(self) -> bool:
+        """Whether a node of these workers was to be taken away: their end is no failure then."""
+        return self._watch.deadline() is not None
+
     def renew(self) -> None:
         """New workers in the room that there is now: for those that are gone, or since there is more room."""
         self._end_actors()
@@ -131,6 +137,7 @@ class WorkerGroup:
         nodes = list(dict.fromkeys(node for node, _ in places))
         order = sorted(range(self.size), key=lambda index: nodes.index(places[index][0]))
         self._workers = [self._workers[index] for index in order]
+        self._watch = DrainWatch(set(nodes))
         places = [places[index] for index in order]
         host = places[0][1]
         port = ray.get(self._workers[0].open_store.remote(host, self.size)) if self.size > 1 else 0
@@ -157,13 +164,15 @@ class WorkerGroup:
         shipped = ship(replace(spec, num_workers=self.size))
         pending = {worker.run.remote(shipped): rank for rank, worker in enumerate(self._workers)}
         results: dict[int, RunResult] = {}
-        stop = _Stop(self._session, asked_to_stop, self._has_more_room if spec.fn == "fit" else None)
+        orders = _Orders(
+            self._session, asked_to_stop, self._has_more_room if spec.fn == "fit" else None, self._watch.deadline
+        )
         broken: Failure | None = None
         give_up_s = 0.0
         while pending:
             done, _ = ray.wait(list(pending), timeout=_POLL_S)
             relay(self._session, display)
-            stop.pass_on()
+            orders.pass_on()
             for ref in done:
                 rank = pending.pop(ref)
                 outcome = _outcome(ref, rank)
@@ -208,25 +217,37 @@ class WorkerGroup:
         self._workers = []
 
 
-class _Stop:
-    """Passes a request to stop on to the workers: that of a signal, or one to begin again with more workers."""
+class _Orders:
+    """Passes on to the workers what they are to know: a signal, more room, a node that is to be taken away."""
 
-    def __init__(self, session: Any, asked: Callable[[], int], has_more_room: Callable[[], bool] | None) -> None:
+    def __init__(
+        self,
+        session: Any,
+        asked_to_stop: Callable[[], int],
+        has_more_room: Callable[[], bool] | None,
+        deadline: Callable[[], float | None],
+    ) -> None:
         self._session = session
-        self._asked = asked
+        self._asked_to_stop = asked_to_stop
         self._has_more_room = has_more_room
-        self._passed_on = 0
+        self._find_deadline = deadline
+        self._signum = 0
+        self._deadline: float | None = None
         self._had_room = False
         self._look_at_s = time.monotonic() + _LOOK_FOR_ROOM_EVERY_S
 
     def pass_on(self) -> None:
         """Look, and tell the workers of what is new."""
-        signum = self._asked()
-        if signum == 0 and self._passed_on == 0 and self._is_to_grow():
+        signum = self._asked_to_stop()
+        if signum == 0 and self._signum == 0 and self._is_to_grow():
             signum = RESIZE
-        if signum > self._passed_on:
-            self._passed_on = signum
+        if signum > self._signum:
+            self._signum = signum
             self._session.ask_to_stop.remote(signum)
+        deadline = self._find_deadline()
+        if deadline != self._deadline:
+            self._deadline = deadline
+            self._session.warn.remote(deadline)
 
     def _is_to_grow(self) -> bool:
         """Whether there has been more room at two looks: nodes often come several at a time."""

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from paceline.callbacks.progress_bar import Display
 
 
+# The signal that asks the run to end, and when a node is to be taken away.
+Orders = tuple[int, float | None]
+
+
 def see_modules_of(path: list[str]) -> None:
     """Let this process find the modules that the driver finds, where both see the same disk.
 
@@ -37,6 +41,7 @@ class Session:
 
     def __init__(self) -> None:
         self._signum = 0
+        self._deadline: float | None = None
         self._changed = asyncio.Event()
         self._news: list[str | dict[str, Any]] = []
         self._recorders: dict[str, Recorder] = {}
@@ -44,14 +49,28 @@ class Session:
     async def ask_to_stop(self, signum: int) -> None:
         """Let the workers know of a signal, or of RESIZE."""
         self._signum = signum
-        self._changed.set()
+        self._tell_workers()
 
-    async def stop_signal(self, known: int, timeout_s: float) -> int:
-        """The signal that asks the run to end; answers when it differs from `known`, or after a while."""
-        if self._signum == known:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), timeout_s)
-        return self._signum
+    async def warn(self, deadline: float) -> None:
+        """Let the workers know when a node of theirs is to be taken away, in seconds since 1970."""
+        self._deadline = deadline
+        self._tell_workers()
+
+    def _tell_workers(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def orders(self, known: Orders, timeout_s: float) -> Orders:
+        """What the driver wants; answers when it differs from `known`, or after a while."""
+        if self._orders != known:
+            return self._orders
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        return self._orders
+
+    @property
+    def _orders(self) -> Orders:
+        return self._signum, self._deadline
 
     async def show(self, progress: dict[str, Any]) -> None:
         """Keep progress for the driver; it takes the place of what it outdates."""
@@ -80,8 +99,7 @@ class Session:
             recorder.flush(timeout_s=10.0)
             recorder.forget()
         self._signum = 0
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._tell_workers()
 
 
 def start_session(kind: type[Session]) -> Any:
@@ -110,20 +128,20 @@ def relay(session: Any, display: Display) -> None:
 class SessionLink(Link):
     """A worker's side of the session: its link to the driver.
 
-    A thread of its own waits for the request to stop, so that looking at it costs the loop nothing.
+    A thread of its own waits for what the driver wants, so that looking at it costs the loop nothing.
     """
 
     _WAIT_S = 30.0
 
     def __init__(self, session: Any) -> None:
         self._session = session
-        self._signum = 0
-        threading.Thread(target=self._watch, name="paceline-stop", daemon=True).start()
+        self._orders: Orders = (0, None)
+        threading.Thread(target=self._watch, name="paceline-orders", daemon=True).start()
 
     def _watch(self) -> None:
         while True:
             try:
-                self._signum = ray.get(self._session.stop_signal.remote(self._signum, self._WAIT_S))
+                self._orders = ray.get(self._session.orders.remote(self._orders, self._WAIT_S))
             except Exception:
                 self.lost()
                 return
@@ -133,11 +151,15 @@ class SessionLink(Link):
 
     def stop_signal(self) -> int:
         """The signal that asks the run to end."""
-        return self._signum
+        return self._orders[0]
+
+    def deadline(self) -> float | None:
+        """When a node of the workers is to be taken away."""
+        return self._orders[1]
 
     def begin(self) -> None:
         """A new run: what stopped the one before is past."""
-        self._signum = 0
+        self._orders = (0, self._orders[1])
 
     def show(self, progress: dict[str, Any]) -> None:
         """Send it up."""
